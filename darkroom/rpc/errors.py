@@ -14,6 +14,7 @@
     │   ├── WorkerHeldError                           WORKER_HELD           another token holds the worker
     │   ├── NotLoadedError                            NOT_LOADED            another model, or none, is loaded
     │   ├── NoOutputError                             NO_OUTPUT             the job has no file
+    │   ├── InvalidCatalogueError                     INVALID_CATALOGUE     a file of model facts is wrong
     │   └── SourceRefusedError                        SOURCE_REFUSED        untrusted, gated or missing checkpoint
     ├── OffsetError              OUT_OF_RANGE         OFFSET_PAST_END
     ├── StaleTokenError          ABORTED              STALE_TOKEN           a newer claim exists
@@ -24,7 +25,7 @@
     ├── UnavailableError         UNAVAILABLE
     │   ├── NoWorkerError                             NO_WORKER             nobody there to run it
     │   ├── WorkerLostError                           WORKER_LOST           the worker stopped answering
-    │   ├── EngineDiedError                           ENGINE_DIED           the engine process ended under its supervisor
+    │   ├── EngineDiedError                           ENGINE_DIED           the engine process ended, supervisor alive
     │   ├── EngineHungError                           ENGINE_HUNG           no progress within the idle budget; killed
     │   ├── DrainingError                             DRAINING              the service is stopping
     │   └── StoreUnavailableError                     STORE_UNAVAILABLE     Redis does not answer
@@ -96,9 +97,9 @@ class InvalidRequestError(DarkroomError):
     code = Code.INVALID_ARGUMENT
     reason = "INVALID_REQUEST"
 
-    def __init__(self, violations: Mapping[str, str], **facts: object) -> None:
+    def __init__(self, violations: Mapping[str, str], *, retry_after_s: float | None = None, **facts: object) -> None:
         sentence = "; ".join(f"{field}: {problem}" for field, problem in violations.items())
-        super().__init__(sentence, **facts)
+        super().__init__(sentence, retry_after_s=retry_after_s, **facts)
         self.violations = dict(violations)
 
 
@@ -152,6 +153,10 @@ class NotLoadedError(PreconditionError):
 
 class NoOutputError(PreconditionError):
     reason = "NO_OUTPUT"
+
+
+class InvalidCatalogueError(PreconditionError):
+    reason = "INVALID_CATALOGUE"
 
 
 class SourceRefusedError(PreconditionError):
@@ -278,9 +283,10 @@ def error_from_message(message: error_pb2.Error) -> DarkroomError:
     """Returns the error that `message` was made of; an unknown reason becomes the base class with that reason."""
     leaf = ERRORS_BY_REASON.get(message.reason, DarkroomError)
     if issubclass(leaf, InvalidRequestError):
-        violations = {item.field: item.description for item in message.field_violations}
-        return leaf(violations, **message.metadata)
-    error = leaf(message.message, **message.metadata)
+        error: DarkroomError = leaf({item.field: item.description for item in message.field_violations})
+    else:
+        error = leaf(message.message)
+    error.facts = dict(message.metadata)
     if leaf is DarkroomError:
         error.code = Code(message.code) if message.code in Code._value2member_map_ else Code.UNKNOWN  # type: ignore[misc]
         error.reason = message.reason or "UNKNOWN"

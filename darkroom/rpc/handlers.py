@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
@@ -27,7 +27,7 @@ from darkroom.rpc.status import to_status
 UNARY_LIMIT_S = 60.0
 
 UnaryMethod = Callable[[Any, grpc.aio.ServicerContext], Awaitable[message.Message]]
-StreamMethod = Callable[[Any, grpc.aio.ServicerContext], AsyncIterator[message.Message]]
+StreamMethod = Callable[[Any, grpc.aio.ServicerContext], AsyncGenerator[message.Message, None]]
 
 
 def add_servicer(server: grpc.aio.Server, servicer: object, service: ServiceDescriptor) -> None:
@@ -68,7 +68,8 @@ def _stream_handler(behaviour: StreamMethod, method: MethodDescriptor) -> grpc.R
 
     async def handle(raw: bytes, context: grpc.aio.ServicerContext) -> AsyncIterator[bytes]:
         async with _answered(context, method):
-            async with contextlib.aclosing(behaviour(_parse(request_class, raw, method), context)) as answers:
+            answers = behaviour(_parse(request_class, raw, method), context)
+            async with contextlib.aclosing(answers):
                 async for answer in answers:
                     yield answer.SerializeToString()
 

@@ -9,11 +9,12 @@ import logging
 import sys
 
 import structlog
+from structlog.typing import Processor
 
 
 def configure_logs(service: str, level: str = "INFO") -> None:
     """Sends our log and the standard library's to stderr as JSON lines that name `service`."""
-    shared = [
+    shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True, key="at"),

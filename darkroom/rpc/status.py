@@ -42,9 +42,7 @@ def to_status(error: DarkroomError) -> grpc.Status:
 
 def _details(error: DarkroomError, data: error_pb2.Error) -> list[message.Message]:
     metadata = {key: _cut(value) for key, value in data.metadata.items()}
-    details: list[message.Message] = [
-        error_details_pb2.ErrorInfo(reason=data.reason, domain=DOMAIN, metadata=metadata)
-    ]
+    details: list[message.Message] = [error_details_pb2.ErrorInfo(reason=data.reason, domain=DOMAIN, metadata=metadata)]
     if isinstance(error, InvalidRequestError):
         bad = error_details_pb2.BadRequest()
         for field, problem in list(error.violations.items())[:MAX_VIOLATIONS]:

@@ -1,0 +1,59 @@
+# The two commands of a newcomer are `make demo` and `make test`; `make help` lists the rest.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+PYTHON ?= python3
+# Where torch comes from; empty means the index that pip uses for everything else, where Linux gets the CUDA build.
+# The small CPU build: make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+PROMPT ?= a red apple, 3d style, blue background
+RUN := .venv/bin/python
+INSTALL := .venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: help demo test check format protos bench clean
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
+
+demo: .venv/run ## paint PROMPT through gateway, planner, worker and Redis
+	@$(RUN) -m darkroom.cli demo "$$PROMPT"
+demo: export PROMPT := $(PROMPT)
+
+test: .venv/dev check .cache/debian-redis/redis-server ## everything that CI runs
+	@$(RUN) -m pytest
+	@DARKROOM_TEST_REDIS_SERVER=.cache/debian-redis/redis-server $(RUN) -m pytest -m redis
+
+check: .venv/dev ## style, types, contracts: seconds, no tests
+	@$(RUN) -m ruff check
+	@$(RUN) -m ruff format --check
+	@$(RUN) -m mypy
+	@.venv/bin/buf lint protos
+	@.venv/bin/buf format --diff --exit-code protos
+	@$(RUN) protos/generate.py --check
+
+format: .venv/dev ## put code and protos into their form
+	@$(RUN) -m ruff check --fix
+	@$(RUN) -m ruff format
+	@.venv/bin/buf format --write protos
+
+protos: ## write darkroom/v1 anew from protos/
+	@$(PYTHON) protos/generate.py
+
+clean: ## remove what make made
+	rm -rf .venv .cache out build *.egg-info
+
+.venv/torch: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Darkroom needs Python 3.11 or newer; choose one with PYTHON=python3.12")'
+	@echo "Installing into .venv (a few minutes the first time) …"
+	@$(PYTHON) -m venv .venv
+	@$(INSTALL) torch $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)")
+	@touch $@
+
+.venv/run: .venv/torch pyproject.toml
+	@$(INSTALL) --editable '.[planner,gateway,worker]'
+	@touch $@
+
+.venv/dev: .venv/run
+	@$(INSTALL) --editable '.[dev]'
+	@touch $@
+
+.cache/debian-redis/redis-server: tests/debian_redis.sh
+	@bash tests/debian_redis.sh .cache/debian-redis
