@@ -1,0 +1,166 @@
+"""The catalogue: every family file merged, checked and looked up by name.
+
+Knows nothing of devices, plans or requests. Invariant: the same files give the same catalogue and the same digest.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from darkroom.knowledge.family import Architecture, Variant, Weights
+from darkroom.knowledge.schema import Problems, read
+from darkroom.rpc.errors import InvalidCatalogueError, UnknownModelError
+from darkroom.v1 import checkpoint_pb2, model_pb2
+
+SHIPPED = Path(__file__).parent
+# Top-level tables of a catalogue file.
+SECTIONS = ("family", "variants", "architectures", "weights")
+
+
+class Catalogue:
+    """All known models. Names and aliases are compared without case."""
+
+    def __init__(
+        self,
+        variants: Iterable[Variant],
+        architectures: Mapping[str, Architecture],
+        weights: Mapping[str, Weights],
+        digest: str,
+    ) -> None:
+        self.digest = digest
+        self.architectures = dict(architectures)
+        self.weights = dict(weights)
+        self._variants = {variant.name: variant for variant in sorted(variants, key=lambda item: item.name)}
+        self._names = {
+            name.casefold(): variant for variant in self._variants.values() for name in (variant.name, *variant.aliases)
+        }
+
+    def __iter__(self) -> Iterator[Variant]:
+        return iter(self._variants.values())
+
+    def find(self, name: str) -> Variant:
+        """Returns the variant that is called `name`, or has it as an alias.
+
+        Raises:
+            UnknownModelError: nothing is called so; names close matches.
+        """
+        variant = self._names.get(name.casefold())
+        if variant is None:
+            close = difflib.get_close_matches(name.casefold(), self._names, 3)
+            hint = f"close: {', '.join(close)}" if close else "`darkroom models` lists all"
+            raise UnknownModelError(f"no model is called {name!r}; {hint}", model=name, close=",".join(close))
+        return variant
+
+    def message(self, name: str) -> model_pb2.Model:
+        """Returns a model as clients see it. Raises UnknownModelError as `find` does."""
+        variant = self.find(name)
+        return model_pb2.Model(
+            name=variant.name,
+            family=variant.family,
+            aliases=variant.aliases,
+            summary=variant.summary,
+            media=variant.media,  # type: ignore[arg-type]
+            defaults=variant.defaults,
+            limits=variant.limits,
+            license=variant.license,
+            source=_source_text(variant.source),
+            is_gated=variant.is_gated,
+        )
+
+    def messages(self) -> list[model_pb2.Model]:
+        """Returns all models by name."""
+        return [self.message(name) for name in self._variants]
+
+    def source(self, name: str) -> checkpoint_pb2.CheckpointSource:
+        """Returns where a model's dense weights are. Raises UnknownModelError as `find` does."""
+        source = checkpoint_pb2.CheckpointSource(kind=checkpoint_pb2.CHECKPOINT_KIND_DENSE)
+        source.MergeFrom(self.find(name).source)
+        return source
+
+
+def load_catalogue(extra_paths: Iterable[str | Path] = ()) -> Catalogue:
+    """Loads the shipped files, then `extra_paths` on top.
+
+    Args:
+        extra_paths: TOML files, or folders of them; later ones win, key by key.
+
+    Raises:
+        InvalidCatalogueError: a file can't be read, or its content is wrong; names file, key, value and the right one.
+    """
+    shipped = [*sorted((SHIPPED / "families").glob("*.toml")), SHIPPED / "weights.toml"]
+    documents = [_parse(path) for path in (*shipped, *_extra_files(extra_paths))]
+    families: dict[str, dict[str, Any]] = {}
+    files: dict[str, str] = {}
+    shared: dict[str, Any] = {"architectures": {}, "weights": {}}
+    for file, document in documents:
+        if name := document.get("family", {}).get("name"):
+            families[name] = merged(families.get(name, {}), {key: document.get(key, {}) for key in SECTIONS[:2]})
+            files[name] = file
+        shared = merged(shared, {key: document.get(key, {}) for key in SECTIONS[2:]})
+    everything = json.dumps([families, shared], sort_keys=True)
+    architectures = {key: read(Architecture, table, key, key) for key, table in shared["architectures"].items()}
+    weights = {key: read(Weights, table, "weights.toml", key) for key, table in shared["weights"].items()}
+    variants = [item for name, family in families.items() for item in _variants(family, files[name])]
+    _check_references(variants, architectures, weights)
+    return Catalogue(variants, architectures, weights, hashlib.sha256(everything.encode()).hexdigest())
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns both tables in one: tables are merged key by key, of anything else the value of `above` wins."""
+    result = dict(below)
+    for key, value in above.items():
+        old = result.get(key)
+        result[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return result
+
+
+def _extra_files(paths: Iterable[str | Path]) -> Iterator[Path]:
+    for path in map(Path, paths):
+        yield from sorted(path.glob("*.toml")) if path.is_dir() else (path,)
+
+
+def _parse(path: Path) -> tuple[str, dict[str, Any]]:
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
+        raise InvalidCatalogueError(f"{path}: {fault}", file=path) from fault
+    problems = Problems(str(path))
+    for name in document.keys() - set(SECTIONS):
+        problems.add_unknown(name, document[name], name, SECTIONS)
+    problems.raise_any()
+    return str(path), document
+
+
+def _variants(family: Mapping[str, Any], file: str) -> Iterator[Variant]:
+    common = {key: value for key, value in family["family"].items() if key != "name"}
+    for name, own in family["variants"].items():
+        table = merged(common, own) | {"name": name, "family": family["family"]["name"]}
+        yield read(Variant, table, file, f'variants."{name}"')
+
+
+def _check_references(
+    variants: Iterable[Variant], architectures: Mapping[str, Architecture], weights: Mapping[str, Weights]
+) -> None:
+    owners: dict[str, str] = {}
+    for variant in variants:
+        problems = Problems(f"family {variant.family}")
+        for key, component in variant.components.items():
+            for known in (architectures, weights):
+                if component.architecture not in known:
+                    where = f'variants."{variant.name}".components.{key}.architecture'
+                    problems.add(where, component.architecture, f"one of {', '.join(sorted(known))}")
+        for name in {variant.name.casefold(), *map(str.casefold, variant.aliases)}:
+            if owners.setdefault(name, variant.name) != variant.name:
+                problems.add(f'variants."{variant.name}".aliases', name, f"left out: {owners[name]} has it")
+        problems.raise_any()
+
+
+def _source_text(source: checkpoint_pb2.CheckpointSource) -> str:
+    where = source.WhichOneof("location")
+    return f"bundled:{source.bundled}" if where == "bundled" else str(getattr(source, where or "repo_id"))
