@@ -22,17 +22,20 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from darkroom.v1 import device_pb2 as darkroom_dot_v1_dot_device__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64\x61rkroom/v1/checkpoint.proto\x12\x0b\x64\x61rkroom.v1\"\xd5\x01\n\x10\x43heckpointSource\x12)\n\x04kind\x18\x01 \x01(\x0e\x32\x1b.darkroom.v1.CheckpointKind\x12\x11\n\x07repo_id\x18\x02 \x01(\tH\x00\x12\x11\n\x07\x62undled\x18\x03 \x01(\tH\x00\x12\x0e\n\x04path\x18\x04 \x01(\tH\x00\x12\x10\n\x08revision\x18\x05 \x01(\t\x12\x13\n\x0b\x66\x65tch_bytes\x18\x06 \x01(\x03\x12\x17\n\x0ftransient_bytes\x18\x07 \x01(\x03\x12\x14\n\x0csteady_bytes\x18\x08 \x01(\x03\x42\n\n\x08location*\x9d\x02\n\x0e\x43heckpointKind\x12\x1f\n\x1b\x43HECKPOINT_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43HECKPOINT_KIND_DENSE\x10\x01\x12\'\n#CHECKPOINT_KIND_DENSE_THEN_QUANTISE\x10\x02\x12\'\n#CHECKPOINT_KIND_HOSTED_PREQUANTISED\x10\x03\x12&\n\"CHECKPOINT_KIND_LOCAL_PREQUANTISED\x10\x04\x12\x1f\n\x1b\x43HECKPOINT_KIND_SINGLE_FILE\x10\x05\x12\x18\n\x14\x43HECKPOINT_KIND_GGUF\x10\x06\x12\x1a\n\x16\x43HECKPOINT_KIND_RANDOM\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1c\x64\x61rkroom/v1/checkpoint.proto\x12\x0b\x64\x61rkroom.v1\x1a\x18\x64\x61rkroom/v1/device.proto\"\x7f\n\x08\x41rtifact\x12\x0c\n\x04\x62\x61se\x18\x01 \x01(\t\x12\x11\n\tcomponent\x18\x02 \x01(\t\x12#\n\x06scheme\x18\x03 \x01(\x0e\x32\x13.darkroom.v1.Scheme\x12-\n\x06source\x18\x04 \x01(\x0b\x32\x1d.darkroom.v1.CheckpointSource\"\x8a\x02\n\x10\x43heckpointSource\x12)\n\x04kind\x18\x01 \x01(\x0e\x32\x1b.darkroom.v1.CheckpointKind\x12\x11\n\x07repo_id\x18\x02 \x01(\tH\x00\x12\x11\n\x07\x62undled\x18\x03 \x01(\tH\x00\x12\x0e\n\x04path\x18\x04 \x01(\tH\x00\x12\x10\n\x08revision\x18\x05 \x01(\t\x12\x13\n\x0b\x66\x65tch_bytes\x18\x06 \x01(\x03\x12\x17\n\x0ftransient_bytes\x18\x07 \x01(\x03\x12\x14\n\x0csteady_bytes\x18\x08 \x01(\x03\x12\x0c\n\x04\x66ile\x18\t \x01(\t\x12\x11\n\tsubfolder\x18\n \x01(\t\x12\x12\n\nsize_bytes\x18\x0b \x01(\x03\x42\n\n\x08location*\x9d\x02\n\x0e\x43heckpointKind\x12\x1f\n\x1b\x43HECKPOINT_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15\x43HECKPOINT_KIND_DENSE\x10\x01\x12\'\n#CHECKPOINT_KIND_DENSE_THEN_QUANTISE\x10\x02\x12\'\n#CHECKPOINT_KIND_HOSTED_PREQUANTISED\x10\x03\x12&\n\"CHECKPOINT_KIND_LOCAL_PREQUANTISED\x10\x04\x12\x1f\n\x1b\x43HECKPOINT_KIND_SINGLE_FILE\x10\x05\x12\x18\n\x14\x43HECKPOINT_KIND_GGUF\x10\x06\x12\x1a\n\x16\x43HECKPOINT_KIND_RANDOM\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'darkroom.v1.checkpoint_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CHECKPOINTKIND']._serialized_start=262
-  _globals['_CHECKPOINTKIND']._serialized_end=547
-  _globals['_CHECKPOINTSOURCE']._serialized_start=46
-  _globals['_CHECKPOINTSOURCE']._serialized_end=259
+  _globals['_CHECKPOINTKIND']._serialized_start=470
+  _globals['_CHECKPOINTKIND']._serialized_end=755
+  _globals['_ARTIFACT']._serialized_start=71
+  _globals['_ARTIFACT']._serialized_end=198
+  _globals['_CHECKPOINTSOURCE']._serialized_start=201
+  _globals['_CHECKPOINTSOURCE']._serialized_end=467
 # @@protoc_insertion_point(module_scope)

@@ -4,6 +4,7 @@ isort:skip_file
 Where weights come from and what taking them costs."""
 
 import builtins
+import darkroom.v1.device_pb2
 import google.protobuf.descriptor
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
@@ -62,6 +63,39 @@ CHECKPOINT_KIND_RANDOM: CheckpointKind.ValueType  # 7
 global___CheckpointKind = CheckpointKind
 
 @typing.final
+class Artifact(google.protobuf.message.Message):
+    """A quantised component that can be had: in the builder's store, on the Hub, or cached on the worker's machine."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    BASE_FIELD_NUMBER: builtins.int
+    COMPONENT_FIELD_NUMBER: builtins.int
+    SCHEME_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    base: builtins.str
+    """Model that it was made of, by its repository: "black-forest-labs/FLUX.1-dev"."""
+    component: builtins.str
+    """Attribute on the pipeline: "transformer", "text_encoder_2"."""
+    scheme: darkroom.v1.device_pb2.Scheme.ValueType
+    """How it is quantised."""
+    @property
+    def source(self) -> global___CheckpointSource:
+        """Where it is."""
+
+    def __init__(
+        self,
+        *,
+        base: builtins.str = ...,
+        component: builtins.str = ...,
+        scheme: darkroom.v1.device_pb2.Scheme.ValueType = ...,
+        source: global___CheckpointSource | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["source", b"source"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "component", b"component", "scheme", b"scheme", "source", b"source"]) -> None: ...
+
+global___Artifact = Artifact
+
+@typing.final
 class CheckpointSource(google.protobuf.message.Message):
     """A place that weights are read from."""
 
@@ -75,6 +109,9 @@ class CheckpointSource(google.protobuf.message.Message):
     FETCH_BYTES_FIELD_NUMBER: builtins.int
     TRANSIENT_BYTES_FIELD_NUMBER: builtins.int
     STEADY_BYTES_FIELD_NUMBER: builtins.int
+    FILE_FIELD_NUMBER: builtins.int
+    SUBFOLDER_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
     kind: global___CheckpointKind.ValueType
     """What lies there."""
     repo_id: builtins.str
@@ -91,6 +128,12 @@ class CheckpointSource(google.protobuf.message.Message):
     """Device bytes held at the peak of loading, beyond nothing: the transient."""
     steady_bytes: builtins.int
     """Device bytes of all resident weights once loading has finished."""
+    file: builtins.str
+    """File inside a repository, where one file holds it: "FLUX.1-dev-INT8.safetensors"."""
+    subfolder: builtins.str
+    """Folder inside a repository that holds the component; empty for the root."""
+    size_bytes: builtins.int
+    """Bytes of the whole source, whether on disk or still to be fetched; 0 where unknown."""
     def __init__(
         self,
         *,
@@ -102,9 +145,12 @@ class CheckpointSource(google.protobuf.message.Message):
         fetch_bytes: builtins.int = ...,
         transient_bytes: builtins.int = ...,
         steady_bytes: builtins.int = ...,
+        file: builtins.str = ...,
+        subfolder: builtins.str = ...,
+        size_bytes: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["bundled", b"bundled", "location", b"location", "path", b"path", "repo_id", b"repo_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bundled", b"bundled", "fetch_bytes", b"fetch_bytes", "kind", b"kind", "location", b"location", "path", b"path", "repo_id", b"repo_id", "revision", b"revision", "steady_bytes", b"steady_bytes", "transient_bytes", b"transient_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bundled", b"bundled", "fetch_bytes", b"fetch_bytes", "file", b"file", "kind", b"kind", "location", b"location", "path", b"path", "repo_id", b"repo_id", "revision", b"revision", "size_bytes", b"size_bytes", "steady_bytes", b"steady_bytes", "subfolder", b"subfolder", "transient_bytes", b"transient_bytes"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["location", b"location"]) -> typing.Literal["repo_id", "bundled", "path"] | None: ...
 
 global___CheckpointSource = CheckpointSource

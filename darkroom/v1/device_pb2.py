@@ -24,25 +24,25 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x61rkroom/v1/device.proto\x12\x0b\x64\x61rkroom.v1\"\xe0\x02\n\x06\x44\x65vice\x12\n\n\x02id\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.darkroom.v1.DeviceKind\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x37\n\ncapability\x18\x04 \x01(\x0b\x32\x1e.darkroom.v1.ComputeCapabilityH\x00\x88\x01\x01\x12\x1a\n\x12has_unified_memory\x18\x05 \x01(\x08\x12\x17\n\x0fhas_native_bf16\x18\x06 \x01(\x08\x12)\n\x06memory\x18\x07 \x01(\x0b\x32\x19.darkroom.v1.DeviceMemory\x12(\n\x06probes\x18\x08 \x03(\x0b\x32\x18.darkroom.v1.SchemeProbe\x12\x12\n\nis_assumed\x18\t \x01(\x08\x12/\n\x08versions\x18\n \x01(\x0b\x32\x1d.darkroom.v1.SoftwareVersionsB\r\n\x0b_capability\"1\n\x11\x43omputeCapability\x12\r\n\x05major\x18\x01 \x01(\x05\x12\r\n\x05minor\x18\x02 \x01(\x05\"}\n\x0c\x44\x65viceMemory\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x03\x12\x12\n\nfree_bytes\x18\x02 \x01(\x03\x12\x14\n\x0c\x65ngine_bytes\x18\x03 \x01(\x03\x12\x15\n\rforeign_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fhost_free_bytes\x18\x05 \x01(\x03\"Q\n\x0bSchemeProbe\x12#\n\x06scheme\x18\x01 \x01(\x0e\x32\x13.darkroom.v1.Scheme\x12\r\n\x05works\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"[\n\x10SoftwareVersions\x12\r\n\x05torch\x18\x01 \x01(\t\x12\x11\n\tdiffusers\x18\x02 \x01(\t\x12\x14\n\x0ctransformers\x18\x03 \x01(\t\x12\x0f\n\x07torchao\x18\x04 \x01(\t*\x94\x01\n\nDeviceKind\x12\x1b\n\x17\x44\x45VICE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x45VICE_KIND_CPU\x10\x01\x12\x14\n\x10\x44\x45VICE_KIND_CUDA\x10\x02\x12\x14\n\x10\x44\x45VICE_KIND_ROCM\x10\x03\x12\x13\n\x0f\x44\x45VICE_KIND_XPU\x10\x04\x12\x13\n\x0f\x44\x45VICE_KIND_MPS\x10\x05*\x9f\x01\n\x06Scheme\x12\x16\n\x12SCHEME_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSCHEME_NONE\x10\x01\x12\x0e\n\nSCHEME_FP8\x10\x02\x12\x0f\n\x0bSCHEME_INT8\x10\x03\x12\x10\n\x0cSCHEME_NVFP4\x10\x04\x12\x10\n\x0cSCHEME_MXFP8\x10\x05\x12\x16\n\x12SCHEME_FP8_STORAGE\x10\x06\x12\x0f\n\x0bSCHEME_GGUF\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x61rkroom/v1/device.proto\x12\x0b\x64\x61rkroom.v1\"\xe4\x03\n\x06\x44\x65vice\x12\n\n\x02id\x18\x01 \x01(\t\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.darkroom.v1.DeviceKind\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x37\n\ncapability\x18\x04 \x01(\x0b\x32\x1e.darkroom.v1.ComputeCapabilityH\x00\x88\x01\x01\x12\x1a\n\x12has_unified_memory\x18\x05 \x01(\x08\x12\x17\n\x0fhas_native_bf16\x18\x06 \x01(\x08\x12)\n\x06memory\x18\x07 \x01(\x0b\x32\x19.darkroom.v1.DeviceMemory\x12(\n\x06probes\x18\x08 \x03(\x0b\x32\x18.darkroom.v1.SchemeProbe\x12\x12\n\nis_assumed\x18\t \x01(\x08\x12/\n\x08versions\x18\n \x01(\x0b\x32\x1d.darkroom.v1.SoftwareVersions\x12\x18\n\x0b\x63\x61n_compile\x18\x0b \x01(\x08H\x01\x88\x01\x01\x12\x19\n\x11has_native_engine\x18\x0c \x01(\x08\x12\x19\n\x11\x61ttention_kernels\x18\r \x03(\t\x12\"\n\x1ahost_link_bytes_per_second\x18\x0e \x01(\x03\x42\r\n\x0b_capabilityB\x0e\n\x0c_can_compile\"1\n\x11\x43omputeCapability\x12\r\n\x05major\x18\x01 \x01(\x05\x12\r\n\x05minor\x18\x02 \x01(\x05\"}\n\x0c\x44\x65viceMemory\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x03\x12\x12\n\nfree_bytes\x18\x02 \x01(\x03\x12\x14\n\x0c\x65ngine_bytes\x18\x03 \x01(\x03\x12\x15\n\rforeign_bytes\x18\x04 \x01(\x03\x12\x17\n\x0fhost_free_bytes\x18\x05 \x01(\x03\"Q\n\x0bSchemeProbe\x12#\n\x06scheme\x18\x01 \x01(\x0e\x32\x13.darkroom.v1.Scheme\x12\r\n\x05works\x18\x02 \x01(\x08\x12\x0e\n\x06reason\x18\x03 \x01(\t\"[\n\x10SoftwareVersions\x12\r\n\x05torch\x18\x01 \x01(\t\x12\x11\n\tdiffusers\x18\x02 \x01(\t\x12\x14\n\x0ctransformers\x18\x03 \x01(\t\x12\x0f\n\x07torchao\x18\x04 \x01(\t*\x94\x01\n\nDeviceKind\x12\x1b\n\x17\x44\x45VICE_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0f\x44\x45VICE_KIND_CPU\x10\x01\x12\x14\n\x10\x44\x45VICE_KIND_CUDA\x10\x02\x12\x14\n\x10\x44\x45VICE_KIND_ROCM\x10\x03\x12\x13\n\x0f\x44\x45VICE_KIND_XPU\x10\x04\x12\x13\n\x0f\x44\x45VICE_KIND_MPS\x10\x05*\x9f\x01\n\x06Scheme\x12\x16\n\x12SCHEME_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSCHEME_NONE\x10\x01\x12\x0e\n\nSCHEME_FP8\x10\x02\x12\x0f\n\x0bSCHEME_INT8\x10\x03\x12\x10\n\x0cSCHEME_NVFP4\x10\x04\x12\x10\n\x0cSCHEME_MXFP8\x10\x05\x12\x16\n\x12SCHEME_FP8_STORAGE\x10\x06\x12\x0f\n\x0bSCHEME_GGUF\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'darkroom.v1.device_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DEVICEKIND']._serialized_start=751
-  _globals['_DEVICEKIND']._serialized_end=899
-  _globals['_SCHEME']._serialized_start=902
-  _globals['_SCHEME']._serialized_end=1061
+  _globals['_DEVICEKIND']._serialized_start=883
+  _globals['_DEVICEKIND']._serialized_end=1031
+  _globals['_SCHEME']._serialized_start=1034
+  _globals['_SCHEME']._serialized_end=1193
   _globals['_DEVICE']._serialized_start=42
-  _globals['_DEVICE']._serialized_end=394
-  _globals['_COMPUTECAPABILITY']._serialized_start=396
-  _globals['_COMPUTECAPABILITY']._serialized_end=445
-  _globals['_DEVICEMEMORY']._serialized_start=447
-  _globals['_DEVICEMEMORY']._serialized_end=572
-  _globals['_SCHEMEPROBE']._serialized_start=574
-  _globals['_SCHEMEPROBE']._serialized_end=655
-  _globals['_SOFTWAREVERSIONS']._serialized_start=657
-  _globals['_SOFTWAREVERSIONS']._serialized_end=748
+  _globals['_DEVICE']._serialized_end=526
+  _globals['_COMPUTECAPABILITY']._serialized_start=528
+  _globals['_COMPUTECAPABILITY']._serialized_end=577
+  _globals['_DEVICEMEMORY']._serialized_start=579
+  _globals['_DEVICEMEMORY']._serialized_end=704
+  _globals['_SCHEMEPROBE']._serialized_start=706
+  _globals['_SCHEMEPROBE']._serialized_end=787
+  _globals['_SOFTWAREVERSIONS']._serialized_start=789
+  _globals['_SOFTWAREVERSIONS']._serialized_end=880
 # @@protoc_insertion_point(module_scope)

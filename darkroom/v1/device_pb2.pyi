@@ -115,6 +115,10 @@ class Device(google.protobuf.message.Message):
     PROBES_FIELD_NUMBER: builtins.int
     IS_ASSUMED_FIELD_NUMBER: builtins.int
     VERSIONS_FIELD_NUMBER: builtins.int
+    CAN_COMPILE_FIELD_NUMBER: builtins.int
+    HAS_NATIVE_ENGINE_FIELD_NUMBER: builtins.int
+    ATTENTION_KERNELS_FIELD_NUMBER: builtins.int
+    HOST_LINK_BYTES_PER_SECOND_FIELD_NUMBER: builtins.int
     id: builtins.str
     """Address on its machine: "cpu", "cuda:0"."""
     kind: global___DeviceKind.ValueType
@@ -127,6 +131,12 @@ class Device(google.protobuf.message.Message):
     """True where bfloat16 runs on native units, so that it is no slower than float32."""
     is_assumed: builtins.bool
     """True for a device that is described rather than present: capability stands in for probes."""
+    can_compile: builtins.bool
+    """True if torch.compile was seen to work on this device; absent where nobody tried."""
+    has_native_engine: builtins.bool
+    """True if a stable-diffusion.cpp program that drives this device is installed."""
+    host_link_bytes_per_second: builtins.int
+    """Pinned copies from the host to the device, as measured; 0 where unknown."""
     @property
     def capability(self) -> global___ComputeCapability:
         """CUDA compute capability; absent on other kinds."""
@@ -143,6 +153,10 @@ class Device(google.protobuf.message.Message):
     def versions(self) -> global___SoftwareVersions:
         """Versions of what the engine runs on."""
 
+    @property
+    def attention_kernels(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Attention kernels beyond PyTorch's own that were seen to run: "flash", "flash3", "flash4", "sage", "xformers", "aiter"."""
+
     def __init__(
         self,
         *,
@@ -156,9 +170,16 @@ class Device(google.protobuf.message.Message):
         probes: collections.abc.Iterable[global___SchemeProbe] | None = ...,
         is_assumed: builtins.bool = ...,
         versions: global___SoftwareVersions | None = ...,
+        can_compile: builtins.bool | None = ...,
+        has_native_engine: builtins.bool = ...,
+        attention_kernels: collections.abc.Iterable[builtins.str] | None = ...,
+        host_link_bytes_per_second: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_capability", b"_capability", "capability", b"capability", "memory", b"memory", "versions", b"versions"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_capability", b"_capability", "capability", b"capability", "has_native_bf16", b"has_native_bf16", "has_unified_memory", b"has_unified_memory", "id", b"id", "is_assumed", b"is_assumed", "kind", b"kind", "memory", b"memory", "name", b"name", "probes", b"probes", "versions", b"versions"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_can_compile", b"_can_compile", "_capability", b"_capability", "can_compile", b"can_compile", "capability", b"capability", "memory", b"memory", "versions", b"versions"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_can_compile", b"_can_compile", "_capability", b"_capability", "attention_kernels", b"attention_kernels", "can_compile", b"can_compile", "capability", b"capability", "has_native_bf16", b"has_native_bf16", "has_native_engine", b"has_native_engine", "has_unified_memory", b"has_unified_memory", "host_link_bytes_per_second", b"host_link_bytes_per_second", "id", b"id", "is_assumed", b"is_assumed", "kind", b"kind", "memory", b"memory", "name", b"name", "probes", b"probes", "versions", b"versions"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_can_compile", b"_can_compile"]) -> typing.Literal["can_compile"] | None: ...
+    @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_capability", b"_capability"]) -> typing.Literal["capability"] | None: ...
 
 global___Device = Device

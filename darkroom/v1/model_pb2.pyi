@@ -43,6 +43,30 @@ MEDIA_KIND_VIDEO: MediaKind.ValueType  # 2
 """Video, with audio where the model has it."""
 global___MediaKind = MediaKind
 
+class _ImageInput:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ImageInputEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ImageInput.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    IMAGE_INPUT_UNSPECIFIED: _ImageInput.ValueType  # 0
+    """The model takes none."""
+    IMAGE_INPUT_OPTIONAL: _ImageInput.ValueType  # 1
+    """It may."""
+    IMAGE_INPUT_REQUIRED: _ImageInput.ValueType  # 2
+    """It must."""
+
+class ImageInput(_ImageInput, metaclass=_ImageInputEnumTypeWrapper):
+    """Whether a request brings a picture."""
+
+IMAGE_INPUT_UNSPECIFIED: ImageInput.ValueType  # 0
+"""The model takes none."""
+IMAGE_INPUT_OPTIONAL: ImageInput.ValueType  # 1
+"""It may."""
+IMAGE_INPUT_REQUIRED: ImageInput.ValueType  # 2
+"""It must."""
+global___ImageInput = ImageInput
+
 @typing.final
 class Model(google.protobuf.message.Message):
     """One model of the catalogue: a variant of a family."""
@@ -59,6 +83,8 @@ class Model(google.protobuf.message.Message):
     LICENSE_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     IS_GATED_FIELD_NUMBER: builtins.int
+    SIZES_FIELD_NUMBER: builtins.int
+    HAS_AUDIO_FIELD_NUMBER: builtins.int
     name: builtins.str
     """The name that requests use: "emoji", "flux.1-dev"."""
     family: builtins.str
@@ -73,6 +99,8 @@ class Model(google.protobuf.message.Message):
     """Where its dense weights are: a Hub repository, or "bundled:NAME"."""
     is_gated: builtins.bool
     """True if the Hub asks for an accepted licence and a token."""
+    has_audio: builtins.bool
+    """True if the output has sound."""
     @property
     def aliases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """Other names that mean this model."""
@@ -84,6 +112,10 @@ class Model(google.protobuf.message.Message):
     @property
     def limits(self) -> global___GenerationLimits:
         """What a request may ask for."""
+
+    @property
+    def sizes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Size]:
+        """Sizes it was made for, the default first."""
 
     def __init__(
         self,
@@ -98,9 +130,11 @@ class Model(google.protobuf.message.Message):
         license: builtins.str = ...,
         source: builtins.str = ...,
         is_gated: builtins.bool = ...,
+        sizes: collections.abc.Iterable[global___Size] | None = ...,
+        has_audio: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["defaults", b"defaults", "limits", b"limits"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["aliases", b"aliases", "defaults", b"defaults", "family", b"family", "is_gated", b"is_gated", "license", b"license", "limits", b"limits", "media", b"media", "name", b"name", "source", b"source", "summary", b"summary"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["aliases", b"aliases", "defaults", b"defaults", "family", b"family", "has_audio", b"has_audio", "is_gated", b"is_gated", "license", b"license", "limits", b"limits", "media", b"media", "name", b"name", "sizes", b"sizes", "source", b"source", "summary", b"summary"]) -> None: ...
 
 global___Model = Model
 
@@ -117,6 +151,7 @@ class GenerationDefaults(google.protobuf.message.Message):
     NEGATIVE_PROMPT_FIELD_NUMBER: builtins.int
     NUM_FRAMES_FIELD_NUMBER: builtins.int
     FPS_FIELD_NUMBER: builtins.int
+    GUIDANCE_2_FIELD_NUMBER: builtins.int
     width: builtins.int
     """Pixels."""
     height: builtins.int
@@ -131,6 +166,8 @@ class GenerationDefaults(google.protobuf.message.Message):
     """Video only: frames."""
     fps: builtins.float
     """Video only: frames a second."""
+    guidance_2: builtins.float
+    """Guidance of the second expert, for models with two."""
     def __init__(
         self,
         *,
@@ -141,10 +178,33 @@ class GenerationDefaults(google.protobuf.message.Message):
         negative_prompt: builtins.str = ...,
         num_frames: builtins.int = ...,
         fps: builtins.float = ...,
+        guidance_2: builtins.float = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fps", b"fps", "guidance", b"guidance", "height", b"height", "negative_prompt", b"negative_prompt", "num_frames", b"num_frames", "steps", b"steps", "width", b"width"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fps", b"fps", "guidance", b"guidance", "guidance_2", b"guidance_2", "height", b"height", "negative_prompt", b"negative_prompt", "num_frames", b"num_frames", "steps", b"steps", "width", b"width"]) -> None: ...
 
 global___GenerationDefaults = GenerationDefaults
+
+@typing.final
+class Size(google.protobuf.message.Message):
+    """A size that a model was made for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    WIDTH_FIELD_NUMBER: builtins.int
+    HEIGHT_FIELD_NUMBER: builtins.int
+    width: builtins.int
+    """Pixels."""
+    height: builtins.int
+    """Pixels."""
+    def __init__(
+        self,
+        *,
+        width: builtins.int = ...,
+        height: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["height", b"height", "width", b"width"]) -> None: ...
+
+global___Size = Size
 
 @typing.final
 class GenerationLimits(google.protobuf.message.Message):
@@ -160,6 +220,11 @@ class GenerationLimits(google.protobuf.message.Message):
     MAX_PROMPT_CHARACTERS_FIELD_NUMBER: builtins.int
     MAX_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     USES_NEGATIVE_PROMPT_FIELD_NUMBER: builtins.int
+    FRAME_MULTIPLE_FIELD_NUMBER: builtins.int
+    FRAME_OFFSET_FIELD_NUMBER: builtins.int
+    MAX_FRAMES_FIELD_NUMBER: builtins.int
+    IMAGE_INPUT_FIELD_NUMBER: builtins.int
+    MAX_REFERENCE_IMAGES_FIELD_NUMBER: builtins.int
     min_side: builtins.int
     """Smallest side in pixels."""
     max_side: builtins.int
@@ -176,6 +241,16 @@ class GenerationLimits(google.protobuf.message.Message):
     """Tokens of the prompt that the model reads; longer prompts are truncated, and the result says so."""
     uses_negative_prompt: builtins.bool
     """True if guidance steers away from a negative prompt, so that one is used."""
+    frame_multiple: builtins.int
+    """Video only: frames are a multiple of this plus frame_offset; others are snapped down and reported."""
+    frame_offset: builtins.int
+    """Video only: see frame_multiple."""
+    max_frames: builtins.int
+    """Video only: most frames; the least is frame_offset."""
+    image_input: global___ImageInput.ValueType
+    """Whether a request brings a picture to start from or to edit."""
+    max_reference_images: builtins.int
+    """Most reference pictures; 0 for models that take none."""
     def __init__(
         self,
         *,
@@ -187,7 +262,12 @@ class GenerationLimits(google.protobuf.message.Message):
         max_prompt_characters: builtins.int = ...,
         max_prompt_tokens: builtins.int = ...,
         uses_negative_prompt: builtins.bool = ...,
+        frame_multiple: builtins.int = ...,
+        frame_offset: builtins.int = ...,
+        max_frames: builtins.int = ...,
+        image_input: global___ImageInput.ValueType = ...,
+        max_reference_images: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["max_guidance", b"max_guidance", "max_prompt_characters", b"max_prompt_characters", "max_prompt_tokens", b"max_prompt_tokens", "max_side", b"max_side", "max_steps", b"max_steps", "min_side", b"min_side", "side_multiple", b"side_multiple", "uses_negative_prompt", b"uses_negative_prompt"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["frame_multiple", b"frame_multiple", "frame_offset", b"frame_offset", "image_input", b"image_input", "max_frames", b"max_frames", "max_guidance", b"max_guidance", "max_prompt_characters", b"max_prompt_characters", "max_prompt_tokens", b"max_prompt_tokens", "max_reference_images", b"max_reference_images", "max_side", b"max_side", "max_steps", b"max_steps", "min_side", b"min_side", "side_multiple", b"side_multiple", "uses_negative_prompt", b"uses_negative_prompt"]) -> None: ...
 
 global___GenerationLimits = GenerationLimits

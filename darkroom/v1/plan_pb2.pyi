@@ -170,6 +170,142 @@ SPEED_MODE_MAX: SpeedMode.ValueType  # 3
 """Everything that keeps the picture within tolerance."""
 global___SpeedMode = SpeedMode
 
+class _AttentionBackend:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _AttentionBackendEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_AttentionBackend.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    ATTENTION_BACKEND_UNSPECIFIED: _AttentionBackend.ValueType  # 0
+    """In a request: the best that is known to run. Never in a plan."""
+    ATTENTION_BACKEND_NATIVE: _AttentionBackend.ValueType  # 1
+    """PyTorch's scaled_dot_product_attention, as it chooses."""
+    ATTENTION_BACKEND_CUDNN: _AttentionBackend.ValueType  # 2
+    """cuDNN's, through PyTorch."""
+    ATTENTION_BACKEND_FLASH: _AttentionBackend.ValueType  # 3
+    """FlashAttention 2."""
+    ATTENTION_BACKEND_FLASH3: _AttentionBackend.ValueType  # 4
+    """FlashAttention 3 (Hopper)."""
+    ATTENTION_BACKEND_FLASH4: _AttentionBackend.ValueType  # 5
+    """FlashAttention 4 (Blackwell)."""
+    ATTENTION_BACKEND_SAGE: _AttentionBackend.ValueType  # 6
+    """SageAttention: int8 scores, lossy."""
+    ATTENTION_BACKEND_XFORMERS: _AttentionBackend.ValueType  # 7
+    """xFormers."""
+    ATTENTION_BACKEND_AITER: _AttentionBackend.ValueType  # 8
+    """AITER (ROCm)."""
+
+class AttentionBackend(_AttentionBackend, metaclass=_AttentionBackendEnumTypeWrapper):
+    """Which kernel computes attention."""
+
+ATTENTION_BACKEND_UNSPECIFIED: AttentionBackend.ValueType  # 0
+"""In a request: the best that is known to run. Never in a plan."""
+ATTENTION_BACKEND_NATIVE: AttentionBackend.ValueType  # 1
+"""PyTorch's scaled_dot_product_attention, as it chooses."""
+ATTENTION_BACKEND_CUDNN: AttentionBackend.ValueType  # 2
+"""cuDNN's, through PyTorch."""
+ATTENTION_BACKEND_FLASH: AttentionBackend.ValueType  # 3
+"""FlashAttention 2."""
+ATTENTION_BACKEND_FLASH3: AttentionBackend.ValueType  # 4
+"""FlashAttention 3 (Hopper)."""
+ATTENTION_BACKEND_FLASH4: AttentionBackend.ValueType  # 5
+"""FlashAttention 4 (Blackwell)."""
+ATTENTION_BACKEND_SAGE: AttentionBackend.ValueType  # 6
+"""SageAttention: int8 scores, lossy."""
+ATTENTION_BACKEND_XFORMERS: AttentionBackend.ValueType  # 7
+"""xFormers."""
+ATTENTION_BACKEND_AITER: AttentionBackend.ValueType  # 8
+"""AITER (ROCm)."""
+global___AttentionBackend = AttentionBackend
+
+class _StepCacheKind:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _StepCacheKindEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_StepCacheKind.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    STEP_CACHE_KIND_UNSPECIFIED: _StepCacheKind.ValueType  # 0
+    """In a request: the model's default, which is off. Never in a plan."""
+    STEP_CACHE_KIND_OFF: _StepCacheKind.ValueType  # 1
+    """Every step is computed."""
+    STEP_CACHE_KIND_FIRST_BLOCK: _StepCacheKind.ValueType  # 2
+    """A step is skipped when its first block changes little."""
+    STEP_CACHE_KIND_MAGNITUDE: _StepCacheKind.ValueType  # 3
+    """A step is skipped by a calibrated curve of magnitudes."""
+
+class StepCacheKind(_StepCacheKind, metaclass=_StepCacheKindEnumTypeWrapper):
+    """How denoising steps are reused."""
+
+STEP_CACHE_KIND_UNSPECIFIED: StepCacheKind.ValueType  # 0
+"""In a request: the model's default, which is off. Never in a plan."""
+STEP_CACHE_KIND_OFF: StepCacheKind.ValueType  # 1
+"""Every step is computed."""
+STEP_CACHE_KIND_FIRST_BLOCK: StepCacheKind.ValueType  # 2
+"""A step is skipped when its first block changes little."""
+STEP_CACHE_KIND_MAGNITUDE: StepCacheKind.ValueType  # 3
+"""A step is skipped by a calibrated curve of magnitudes."""
+global___StepCacheKind = StepCacheKind
+
+class _StepCacheQuality:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _StepCacheQualityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_StepCacheQuality.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    STEP_CACHE_QUALITY_UNSPECIFIED: _StepCacheQuality.ValueType  # 0
+    """Same as BALANCED."""
+    STEP_CACHE_QUALITY_QUALITY: _StepCacheQuality.ValueType  # 1
+    """Least change."""
+    STEP_CACHE_QUALITY_BALANCED: _StepCacheQuality.ValueType  # 2
+    """In between."""
+    STEP_CACHE_QUALITY_FAST: _StepCacheQuality.ValueType  # 3
+    """Most speed."""
+
+class StepCacheQuality(_StepCacheQuality, metaclass=_StepCacheQualityEnumTypeWrapper):
+    """How much a step cache may change the picture."""
+
+STEP_CACHE_QUALITY_UNSPECIFIED: StepCacheQuality.ValueType  # 0
+"""Same as BALANCED."""
+STEP_CACHE_QUALITY_QUALITY: StepCacheQuality.ValueType  # 1
+"""Least change."""
+STEP_CACHE_QUALITY_BALANCED: StepCacheQuality.ValueType  # 2
+"""In between."""
+STEP_CACHE_QUALITY_FAST: StepCacheQuality.ValueType  # 3
+"""Most speed."""
+global___StepCacheQuality = StepCacheQuality
+
+class _MemoryStage:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _MemoryStageEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_MemoryStage.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    MEMORY_STAGE_UNSPECIFIED: _MemoryStage.ValueType  # 0
+    """Never sent."""
+    MEMORY_STAGE_LOAD: _MemoryStage.ValueType  # 1
+    """While loading and quantising."""
+    MEMORY_STAGE_ENCODE: _MemoryStage.ValueType  # 2
+    """While the prompt is encoded."""
+    MEMORY_STAGE_DENOISE: _MemoryStage.ValueType  # 3
+    """While denoising."""
+    MEMORY_STAGE_DECODE: _MemoryStage.ValueType  # 4
+    """While latents are decoded."""
+
+class MemoryStage(_MemoryStage, metaclass=_MemoryStageEnumTypeWrapper):
+    """When memory is held."""
+
+MEMORY_STAGE_UNSPECIFIED: MemoryStage.ValueType  # 0
+"""Never sent."""
+MEMORY_STAGE_LOAD: MemoryStage.ValueType  # 1
+"""While loading and quantising."""
+MEMORY_STAGE_ENCODE: MemoryStage.ValueType  # 2
+"""While the prompt is encoded."""
+MEMORY_STAGE_DENOISE: MemoryStage.ValueType  # 3
+"""While denoising."""
+MEMORY_STAGE_DECODE: MemoryStage.ValueType  # 4
+"""While latents are decoded."""
+global___MemoryStage = MemoryStage
+
 class _ComponentRole:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -235,22 +371,89 @@ class PlanPreferences(google.protobuf.message.Message):
     SCHEME_FIELD_NUMBER: builtins.int
     MEMORY_MODE_FIELD_NUMBER: builtins.int
     SPEED_MODE_FIELD_NUMBER: builtins.int
+    TEXT_ENCODER_SCHEME_FIELD_NUMBER: builtins.int
+    VAE_SCHEME_FIELD_NUMBER: builtins.int
+    ATTENTION_FIELD_NUMBER: builtins.int
+    STEP_CACHE_FIELD_NUMBER: builtins.int
+    STEP_CACHE_QUALITY_FIELD_NUMBER: builtins.int
+    ADAPTERS_FIELD_NUMBER: builtins.int
+    ENGINE_FIELD_NUMBER: builtins.int
+    ALLOWS_SCHEME_FALLBACK_FIELD_NUMBER: builtins.int
+    FORBIDS_STORAGE_CAST_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
     scheme: darkroom.v1.device_pb2.Scheme.ValueType
     """Scheme of the denoiser; unspecified lets the planner choose. An explicit scheme that can't be honoured is refused."""
     memory_mode: global___MemoryMode.ValueType
     """Trade between speed and memory."""
     speed_mode: global___SpeedMode.ValueType
     """What may change for speed."""
+    text_encoder_scheme: darkroom.v1.device_pb2.Scheme.ValueType
+    """Scheme of every text encoder; unspecified lets the planner choose."""
+    vae_scheme: darkroom.v1.device_pb2.Scheme.ValueType
+    """Scheme of the VAE; unspecified leaves it dense."""
+    attention: global___AttentionBackend.ValueType
+    """Attention kernel; an explicit one that this device can't run is refused."""
+    step_cache: global___StepCacheKind.ValueType
+    """Reuse of steps; refused where the model does not support it."""
+    step_cache_quality: global___StepCacheQuality.ValueType
+    """How far reuse may go."""
+    engine: global___Engine.ValueType
+    """What runs it; unspecified lets the planner choose."""
+    allows_scheme_fallback: builtins.bool
+    """True lets an explicit scheme that can't be honoured fall down the ladder, and the plan says so."""
+    forbids_storage_cast: builtins.bool
+    """True keeps weights from being stored in float8 where they are not computed in it."""
+    @property
+    def adapters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Adapter]:
+        """Adapters that the model is loaded with."""
+
+    @property
+    def source(self) -> darkroom.v1.checkpoint_pb2.CheckpointSource:
+        """Where the weights are, instead of where the catalogue says: a local path, a GGUF file, random weights."""
+
     def __init__(
         self,
         *,
         scheme: darkroom.v1.device_pb2.Scheme.ValueType = ...,
         memory_mode: global___MemoryMode.ValueType = ...,
         speed_mode: global___SpeedMode.ValueType = ...,
+        text_encoder_scheme: darkroom.v1.device_pb2.Scheme.ValueType = ...,
+        vae_scheme: darkroom.v1.device_pb2.Scheme.ValueType = ...,
+        attention: global___AttentionBackend.ValueType = ...,
+        step_cache: global___StepCacheKind.ValueType = ...,
+        step_cache_quality: global___StepCacheQuality.ValueType = ...,
+        adapters: collections.abc.Iterable[global___Adapter] | None = ...,
+        engine: global___Engine.ValueType = ...,
+        allows_scheme_fallback: builtins.bool = ...,
+        forbids_storage_cast: builtins.bool = ...,
+        source: darkroom.v1.checkpoint_pb2.CheckpointSource | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["memory_mode", b"memory_mode", "scheme", b"scheme", "speed_mode", b"speed_mode"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["source", b"source"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "allows_scheme_fallback", b"allows_scheme_fallback", "attention", b"attention", "engine", b"engine", "forbids_storage_cast", b"forbids_storage_cast", "memory_mode", b"memory_mode", "scheme", b"scheme", "source", b"source", "speed_mode", b"speed_mode", "step_cache", b"step_cache", "step_cache_quality", b"step_cache_quality", "text_encoder_scheme", b"text_encoder_scheme", "vae_scheme", b"vae_scheme"]) -> None: ...
 
 global___PlanPreferences = PlanPreferences
+
+@typing.final
+class Adapter(google.protobuf.message.Message):
+    """A low-rank adapter and how much of it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    REFERENCE_FIELD_NUMBER: builtins.int
+    WEIGHT_FIELD_NUMBER: builtins.int
+    reference: builtins.str
+    """Repository or allowlisted path, with the file where there are several."""
+    weight: builtins.float
+    """0 to 2; 0 reproduces the base."""
+    def __init__(
+        self,
+        *,
+        reference: builtins.str = ...,
+        weight: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["reference", b"reference", "weight", b"weight"]) -> None: ...
+
+global___Adapter = Adapter
 
 @typing.final
 class Workload(google.protobuf.message.Message):
@@ -307,6 +510,15 @@ class Plan(google.protobuf.message.Message):
     FALLBACKS_FIELD_NUMBER: builtins.int
     CATALOGUE_DIGEST_FIELD_NUMBER: builtins.int
     IS_ASSUMED_FIELD_NUMBER: builtins.int
+    IS_ESTIMATE_FIELD_NUMBER: builtins.int
+    STREAMS_TEXT_ENCODERS_FIELD_NUMBER: builtins.int
+    ATTENTION_FIELD_NUMBER: builtins.int
+    STEP_CACHE_FIELD_NUMBER: builtins.int
+    ADAPTERS_FIELD_NUMBER: builtins.int
+    COMPILE_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    ASSEMBLY_HOOKS_FIELD_NUMBER: builtins.int
+    LEAST_DIFFUSERS_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name of the model."""
     family: builtins.str
@@ -329,6 +541,14 @@ class Plan(google.protobuf.message.Message):
     """SHA-256 of the catalogue that the figures came from."""
     is_assumed: builtins.bool
     """True if a scheme rests on capability alone: a worker's own probe must agree before it runs."""
+    is_estimate: builtins.bool
+    """True if some component's bytes could not be counted from its owner's configuration."""
+    streams_text_encoders: builtins.bool
+    """Text encoders are streamed layer by layer, so that they never lie on the device whole."""
+    attention: global___AttentionBackend.ValueType
+    """Which kernel computes attention."""
+    least_diffusers: builtins.str
+    """Least version of diffusers that has the pipeline class."""
     @property
     def source(self) -> darkroom.v1.checkpoint_pb2.CheckpointSource:
         """Where the dense pipeline, or everything but the replaced parts, is read from."""
@@ -361,6 +581,26 @@ class Plan(google.protobuf.message.Message):
     def fallbacks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Fallback]:
         """What to do next on failure, in order; each is budgeted by itself."""
 
+    @property
+    def step_cache(self) -> global___StepCache:
+        """Reuse of steps."""
+
+    @property
+    def adapters(self) -> global___AdapterPlan:
+        """How adapters are applied."""
+
+    @property
+    def compile(self) -> global___CompilePlan:
+        """How the blocks are compiled; absent where nothing is."""
+
+    @property
+    def step(self) -> global___StepEstimate:
+        """How fast a step should be."""
+
+    @property
+    def assembly_hooks(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Special rules of assembly by name, for pipelines that can't be loaded the generic way."""
+
     def __init__(
         self,
         *,
@@ -383,11 +623,126 @@ class Plan(google.protobuf.message.Message):
         fallbacks: collections.abc.Iterable[global___Fallback] | None = ...,
         catalogue_digest: builtins.str = ...,
         is_assumed: builtins.bool = ...,
+        is_estimate: builtins.bool = ...,
+        streams_text_encoders: builtins.bool = ...,
+        attention: global___AttentionBackend.ValueType = ...,
+        step_cache: global___StepCache | None = ...,
+        adapters: global___AdapterPlan | None = ...,
+        compile: global___CompilePlan | None = ...,
+        step: global___StepEstimate | None = ...,
+        assembly_hooks: collections.abc.Iterable[builtins.str] | None = ...,
+        least_diffusers: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["call", b"call", "idle", b"idle", "memory", b"memory", "source", b"source", "workload", b"workload"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["call", b"call", "catalogue_digest", b"catalogue_digest", "components", b"components", "compute_type", b"compute_type", "engine", b"engine", "fallbacks", b"fallbacks", "family", b"family", "idle", b"idle", "is_assumed", b"is_assumed", "memory", b"memory", "model", b"model", "offload", b"offload", "pipeline_class", b"pipeline_class", "reasons", b"reasons", "source", b"source", "speed_mode", b"speed_mode", "vae_slicing", b"vae_slicing", "vae_tiling", b"vae_tiling", "workload", b"workload"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["adapters", b"adapters", "call", b"call", "compile", b"compile", "idle", b"idle", "memory", b"memory", "source", b"source", "step", b"step", "step_cache", b"step_cache", "workload", b"workload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "assembly_hooks", b"assembly_hooks", "attention", b"attention", "call", b"call", "catalogue_digest", b"catalogue_digest", "compile", b"compile", "components", b"components", "compute_type", b"compute_type", "engine", b"engine", "fallbacks", b"fallbacks", "family", b"family", "idle", b"idle", "is_assumed", b"is_assumed", "is_estimate", b"is_estimate", "least_diffusers", b"least_diffusers", "memory", b"memory", "model", b"model", "offload", b"offload", "pipeline_class", b"pipeline_class", "reasons", b"reasons", "source", b"source", "speed_mode", b"speed_mode", "step", b"step", "step_cache", b"step_cache", "streams_text_encoders", b"streams_text_encoders", "vae_slicing", b"vae_slicing", "vae_tiling", b"vae_tiling", "workload", b"workload"]) -> None: ...
 
 global___Plan = Plan
+
+@typing.final
+class StepCache(google.protobuf.message.Message):
+    """Reuse of denoising steps."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    KIND_FIELD_NUMBER: builtins.int
+    THRESHOLD_FIELD_NUMBER: builtins.int
+    MAX_SKIPS_FIELD_NUMBER: builtins.int
+    RETENTION_FIELD_NUMBER: builtins.int
+    kind: global___StepCacheKind.ValueType
+    """How."""
+    threshold: builtins.float
+    """Change below which a step is reused."""
+    max_skips: builtins.int
+    """MAGNITUDE only: most steps reused in a row."""
+    retention: builtins.float
+    """MAGNITUDE only: share of the first steps that are always computed."""
+    def __init__(
+        self,
+        *,
+        kind: global___StepCacheKind.ValueType = ...,
+        threshold: builtins.float = ...,
+        max_skips: builtins.int = ...,
+        retention: builtins.float = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kind", b"kind", "max_skips", b"max_skips", "retention", b"retention", "threshold", b"threshold"]) -> None: ...
+
+global___StepCache = StepCache
+
+@typing.final
+class AdapterPlan(google.protobuf.message.Message):
+    """How adapters are applied."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ADAPTERS_FIELD_NUMBER: builtins.int
+    IS_BAKED_FIELD_NUMBER: builtins.int
+    is_baked: builtins.bool
+    """True if they are attached before quantising: weights can move afterwards, the set can't."""
+    @property
+    def adapters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Adapter]:
+        """All of them."""
+
+    def __init__(
+        self,
+        *,
+        adapters: collections.abc.Iterable[global___Adapter] | None = ...,
+        is_baked: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "is_baked", b"is_baked"]) -> None: ...
+
+global___AdapterPlan = AdapterPlan
+
+@typing.final
+class CompilePlan(google.protobuf.message.Message):
+    """How repeated blocks are compiled."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FULLGRAPH_FIELD_NUMBER: builtins.int
+    DYNAMIC_FIELD_NUMBER: builtins.int
+    CUDA_GRAPHS_FIELD_NUMBER: builtins.int
+    fullgraph: builtins.bool
+    """One graph a block, or refuse."""
+    dynamic: builtins.bool
+    """Shapes stay symbolic, so that another size does not compile again."""
+    cuda_graphs: builtins.bool
+    """Steps are replayed as CUDA graphs."""
+    def __init__(
+        self,
+        *,
+        fullgraph: builtins.bool = ...,
+        dynamic: builtins.bool = ...,
+        cuda_graphs: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cuda_graphs", b"cuda_graphs", "dynamic", b"dynamic", "fullgraph", b"fullgraph"]) -> None: ...
+
+global___CompilePlan = CompilePlan
+
+@typing.final
+class StepEstimate(google.protobuf.message.Message):
+    """A predicted denoising step, as a ratio: 1 is the dense model, resident, uncompiled, on the same device."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RATIO_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    IS_MEASURED_FIELD_NUMBER: builtins.int
+    ratio: builtins.float
+    """Below 1 is faster; 0 where nobody measured it."""
+    source: builtins.str
+    """Where the ratio comes from, or why there is none."""
+    is_measured: builtins.bool
+    """True if it was measured on this class of device; false if it is reckoned."""
+    def __init__(
+        self,
+        *,
+        ratio: builtins.float = ...,
+        source: builtins.str = ...,
+        is_measured: builtins.bool = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["is_measured", b"is_measured", "ratio", b"ratio", "source", b"source"]) -> None: ...
+
+global___StepEstimate = StepEstimate
 
 @typing.final
 class ComponentPlan(google.protobuf.message.Message):
@@ -401,6 +756,8 @@ class ComponentPlan(google.protobuf.message.Message):
     COMPUTE_TYPE_FIELD_NUMBER: builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: builtins.int
     RECIPE_FIELD_NUMBER: builtins.int
+    SOURCE_FIELD_NUMBER: builtins.int
+    CLASS_NAME_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Attribute on the pipeline: "transformer", "text_encoder_2", "vae"."""
     role: global___ComponentRole.ValueType
@@ -411,9 +768,15 @@ class ComponentPlan(google.protobuf.message.Message):
     """The type of what stays dense."""
     weight_bytes: builtins.int
     """Device bytes of its weights under this scheme."""
+    class_name: builtins.str
+    """Class, by the name that its library exports: "FluxTransformer2DModel"."""
     @property
     def recipe(self) -> global___QuantisationRecipe:
         """How to quantise; absent when scheme is NONE."""
+
+    @property
+    def source(self) -> darkroom.v1.checkpoint_pb2.CheckpointSource:
+        """Where its weights are read from; absent where they come with the plan's source."""
 
     def __init__(
         self,
@@ -424,9 +787,11 @@ class ComponentPlan(google.protobuf.message.Message):
         compute_type: global___ComputeType.ValueType = ...,
         weight_bytes: builtins.int = ...,
         recipe: global___QuantisationRecipe | None = ...,
+        source: darkroom.v1.checkpoint_pb2.CheckpointSource | None = ...,
+        class_name: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["recipe", b"recipe"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["compute_type", b"compute_type", "name", b"name", "recipe", b"recipe", "role", b"role", "scheme", b"scheme", "weight_bytes", b"weight_bytes"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["recipe", b"recipe", "source", b"source"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "compute_type", b"compute_type", "name", b"name", "recipe", b"recipe", "role", b"role", "scheme", b"scheme", "source", b"source", "weight_bytes", b"weight_bytes"]) -> None: ...
 
 global___ComponentPlan = ComponentPlan
 
@@ -439,10 +804,22 @@ class QuantisationRecipe(google.protobuf.message.Message):
     MIN_FEATURES_FIELD_NUMBER: builtins.int
     EXCLUDE_NAMES_FIELD_NUMBER: builtins.int
     MIN_ROWS_FIELD_NUMBER: builtins.int
+    FEATURE_MULTIPLE_FIELD_NUMBER: builtins.int
+    REQUIRES_BFLOAT16_FIELD_NUMBER: builtins.int
+    ACTIVATION_FLOOR_FIELD_NUMBER: builtins.int
+    FAST_ACCUMULATE_FIELD_NUMBER: builtins.int
     min_features: builtins.int
     """Least input and output features of a layer."""
     min_rows: builtins.int
     """Least activation rows the kernel takes; layers that see fewer are excluded by name."""
+    feature_multiple: builtins.int
+    """Input and output features are multiples of this, or the layer stays dense."""
+    requires_bfloat16: builtins.bool
+    """Weights of another type than bfloat16 stay dense."""
+    activation_floor: builtins.float
+    """Floor of an activation row's scale, so that a row of zeros stays finite; 0 for none."""
+    fast_accumulate: builtins.bool
+    """Faster accumulation of float8 products."""
     @property
     def exclude_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """A layer whose qualified name holds one of these stays dense."""
@@ -453,8 +830,12 @@ class QuantisationRecipe(google.protobuf.message.Message):
         min_features: builtins.int = ...,
         exclude_names: collections.abc.Iterable[builtins.str] | None = ...,
         min_rows: builtins.int = ...,
+        feature_multiple: builtins.int = ...,
+        requires_bfloat16: builtins.bool = ...,
+        activation_floor: builtins.float = ...,
+        fast_accumulate: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["exclude_names", b"exclude_names", "min_features", b"min_features", "min_rows", b"min_rows"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["activation_floor", b"activation_floor", "exclude_names", b"exclude_names", "fast_accumulate", b"fast_accumulate", "feature_multiple", b"feature_multiple", "min_features", b"min_features", "min_rows", b"min_rows", "requires_bfloat16", b"requires_bfloat16"]) -> None: ...
 
 global___QuantisationRecipe = QuantisationRecipe
 
@@ -467,13 +848,24 @@ class CallRecipe(google.protobuf.message.Message):
     GUIDANCE_ARGUMENT_FIELD_NUMBER: builtins.int
     TAKES_NEGATIVE_PROMPT_FIELD_NUMBER: builtins.int
     ARGUMENTS_FIELD_NUMBER: builtins.int
+    GUIDANCE_2_ARGUMENT_FIELD_NUMBER: builtins.int
+    HAS_GUIDER_FIELD_NUMBER: builtins.int
+    SCHEDULES_FIELD_NUMBER: builtins.int
     guidance_argument: builtins.str
     """Argument that guidance is passed as: "guidance_scale", "true_cfg_scale"."""
     takes_negative_prompt: builtins.bool
     """True if the pipeline takes a negative prompt that guidance steers away from."""
+    guidance_2_argument: builtins.str
+    """Argument for the guidance of the second expert; empty where there is one."""
+    has_guider: builtins.bool
+    """True if guidance is set on the pipeline's guider component instead of passed."""
     @property
     def arguments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CallArgument]:
         """Arguments that every call carries."""
+
+    @property
+    def schedules(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FixedSchedule]:
+        """Schedules that replace the scheduler's own at exactly their number of steps."""
 
     def __init__(
         self,
@@ -481,10 +873,33 @@ class CallRecipe(google.protobuf.message.Message):
         guidance_argument: builtins.str = ...,
         takes_negative_prompt: builtins.bool = ...,
         arguments: collections.abc.Iterable[global___CallArgument] | None = ...,
+        guidance_2_argument: builtins.str = ...,
+        has_guider: builtins.bool = ...,
+        schedules: collections.abc.Iterable[global___FixedSchedule] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "guidance_argument", b"guidance_argument", "takes_negative_prompt", b"takes_negative_prompt"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "guidance_2_argument", b"guidance_2_argument", "guidance_argument", b"guidance_argument", "has_guider", b"has_guider", "schedules", b"schedules", "takes_negative_prompt", b"takes_negative_prompt"]) -> None: ...
 
 global___CallRecipe = CallRecipe
+
+@typing.final
+class FixedSchedule(google.protobuf.message.Message):
+    """Noise levels to use verbatim; the scheduler's shift and stretch are off for that call."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SIGMAS_FIELD_NUMBER: builtins.int
+    @property
+    def sigmas(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.float]:
+        """One a step; the final 0 is left out."""
+
+    def __init__(
+        self,
+        *,
+        sigmas: collections.abc.Iterable[builtins.float] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["sigmas", b"sigmas"]) -> None: ...
+
+global___FixedSchedule = FixedSchedule
 
 @typing.final
 class CallArgument(google.protobuf.message.Message):
@@ -524,7 +939,9 @@ global___CallArgument = CallArgument
 
 @typing.final
 class MemoryBudget(google.protobuf.message.Message):
-    """The memory arithmetic, every term named. required = sum of terms; fits if required <= limit."""
+    """The memory arithmetic, every term named. required = weight + activation + overhead of the largest stage; fits if
+    required <= limit.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -538,6 +955,9 @@ class MemoryBudget(google.protobuf.message.Message):
     ACTIVATION_BYTES_FIELD_NUMBER: builtins.int
     OVERHEAD_BYTES_FIELD_NUMBER: builtins.int
     REQUIRED_BYTES_FIELD_NUMBER: builtins.int
+    STAGES_FIELD_NUMBER: builtins.int
+    HOST_BYTES_FIELD_NUMBER: builtins.int
+    HOST_FREE_BYTES_FIELD_NUMBER: builtins.int
     total_bytes: builtins.int
     """Device total."""
     foreign_bytes: builtins.int
@@ -551,13 +971,21 @@ class MemoryBudget(google.protobuf.message.Message):
     limit_bytes: builtins.int
     """budget * fill_limit, whole bytes."""
     weight_bytes: builtins.int
-    """Resident weights of all components."""
+    """Weights on the device at the largest stage."""
     activation_bytes: builtins.int
-    """Activations and decoding at the workload's size."""
+    """Activations at the largest stage, at the workload's size."""
     overhead_bytes: builtins.int
     """Runtime and context."""
     required_bytes: builtins.int
     """weight + activation + overhead, at this offload tier."""
+    host_bytes: builtins.int
+    """Host memory that weights kept off the device fill."""
+    host_free_bytes: builtins.int
+    """Host memory that is free; 0 where unknown."""
+    @property
+    def stages(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StageMemory]:
+        """Every stage; the largest total decides."""
+
     def __init__(
         self,
         *,
@@ -571,10 +999,39 @@ class MemoryBudget(google.protobuf.message.Message):
         activation_bytes: builtins.int = ...,
         overhead_bytes: builtins.int = ...,
         required_bytes: builtins.int = ...,
+        stages: collections.abc.Iterable[global___StageMemory] | None = ...,
+        host_bytes: builtins.int = ...,
+        host_free_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["activation_bytes", b"activation_bytes", "budget_bytes", b"budget_bytes", "fill_limit", b"fill_limit", "foreign_bytes", b"foreign_bytes", "limit_bytes", b"limit_bytes", "overhead_bytes", b"overhead_bytes", "required_bytes", b"required_bytes", "reserve_bytes", b"reserve_bytes", "total_bytes", b"total_bytes", "weight_bytes", b"weight_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["activation_bytes", b"activation_bytes", "budget_bytes", b"budget_bytes", "fill_limit", b"fill_limit", "foreign_bytes", b"foreign_bytes", "host_bytes", b"host_bytes", "host_free_bytes", b"host_free_bytes", "limit_bytes", b"limit_bytes", "overhead_bytes", b"overhead_bytes", "required_bytes", b"required_bytes", "reserve_bytes", b"reserve_bytes", "stages", b"stages", "total_bytes", b"total_bytes", "weight_bytes", b"weight_bytes"]) -> None: ...
 
 global___MemoryBudget = MemoryBudget
+
+@typing.final
+class StageMemory(google.protobuf.message.Message):
+    """What one stage holds on the device."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: builtins.int
+    WEIGHT_BYTES_FIELD_NUMBER: builtins.int
+    ACTIVATION_BYTES_FIELD_NUMBER: builtins.int
+    stage: global___MemoryStage.ValueType
+    """Which."""
+    weight_bytes: builtins.int
+    """Weights."""
+    activation_bytes: builtins.int
+    """Activations."""
+    def __init__(
+        self,
+        *,
+        stage: global___MemoryStage.ValueType = ...,
+        weight_bytes: builtins.int = ...,
+        activation_bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["activation_bytes", b"activation_bytes", "stage", b"stage", "weight_bytes", b"weight_bytes"]) -> None: ...
+
+global___StageMemory = StageMemory
 
 @typing.final
 class IdleBudgets(google.protobuf.message.Message):

@@ -22,12 +22,13 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from darkroom.v1 import checkpoint_pb2 as darkroom_dot_v1_dot_checkpoint__pb2
 from darkroom.v1 import device_pb2 as darkroom_dot_v1_dot_device__pb2
 from darkroom.v1 import plan_pb2 as darkroom_dot_v1_dot_plan__pb2
 from darkroom.v1 import worker_pb2 as darkroom_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!darkroom/v1/planner_service.proto\x12\x0b\x64\x61rkroom.v1\x1a\x18\x64\x61rkroom/v1/device.proto\x1a\x16\x64\x61rkroom/v1/plan.proto\x1a\x18\x64\x61rkroom/v1/worker.proto\"\xca\x01\n\x0bPlanRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06\x64\x65vice\x18\x02 \x01(\x0b\x32\x13.darkroom.v1.Device\x12\x31\n\x0bpreferences\x18\x03 \x01(\x0b\x32\x1c.darkroom.v1.PlanPreferences\x12\'\n\x08workload\x18\x04 \x01(\x0b\x32\x15.darkroom.v1.Workload\x12+\n\ninspection\x18\x05 \x01(\x0b\x32\x17.darkroom.v1.Inspection\"b\n\x0cPlanResponse\x12!\n\x04plan\x18\x01 \x01(\x0b\x32\x11.darkroom.v1.PlanH\x00\x12$\n\x06no_fit\x18\x02 \x01(\x0b\x32\x12.darkroom.v1.NoFitH\x00\x42\t\n\x07outcome2R\n\x0ePlannerService\x12@\n\x04Plan\x12\x18.darkroom.v1.PlanRequest\x1a\x19.darkroom.v1.PlanResponse\"\x03\x90\x02\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!darkroom/v1/planner_service.proto\x12\x0b\x64\x61rkroom.v1\x1a\x1c\x64\x61rkroom/v1/checkpoint.proto\x1a\x18\x64\x61rkroom/v1/device.proto\x1a\x16\x64\x61rkroom/v1/plan.proto\x1a\x18\x64\x61rkroom/v1/worker.proto\"\x97\x02\n\x0bPlanRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06\x64\x65vice\x18\x02 \x01(\x0b\x32\x13.darkroom.v1.Device\x12\x31\n\x0bpreferences\x18\x03 \x01(\x0b\x32\x1c.darkroom.v1.PlanPreferences\x12\'\n\x08workload\x18\x04 \x01(\x0b\x32\x15.darkroom.v1.Workload\x12+\n\ninspection\x18\x05 \x01(\x0b\x32\x17.darkroom.v1.Inspection\x12(\n\tartifacts\x18\x06 \x03(\x0b\x32\x15.darkroom.v1.Artifact\x12!\n\x06loaded\x18\x07 \x01(\x0b\x32\x11.darkroom.v1.Plan\"b\n\x0cPlanResponse\x12!\n\x04plan\x18\x01 \x01(\x0b\x32\x11.darkroom.v1.PlanH\x00\x12$\n\x06no_fit\x18\x02 \x01(\x0b\x32\x12.darkroom.v1.NoFitH\x00\x42\t\n\x07outcome2R\n\x0ePlannerService\x12@\n\x04Plan\x12\x18.darkroom.v1.PlanRequest\x1a\x19.darkroom.v1.PlanResponse\"\x03\x90\x02\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,10 +37,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_PLANNERSERVICE'].methods_by_name['Plan']._loaded_options = None
   _globals['_PLANNERSERVICE'].methods_by_name['Plan']._serialized_options = b'\220\002\001'
-  _globals['_PLANREQUEST']._serialized_start=127
-  _globals['_PLANREQUEST']._serialized_end=329
-  _globals['_PLANRESPONSE']._serialized_start=331
-  _globals['_PLANRESPONSE']._serialized_end=429
-  _globals['_PLANNERSERVICE']._serialized_start=431
-  _globals['_PLANNERSERVICE']._serialized_end=513
+  _globals['_PLANREQUEST']._serialized_start=157
+  _globals['_PLANREQUEST']._serialized_end=436
+  _globals['_PLANRESPONSE']._serialized_start=438
+  _globals['_PLANRESPONSE']._serialized_end=536
+  _globals['_PLANNERSERVICE']._serialized_start=538
+  _globals['_PLANNERSERVICE']._serialized_end=620
 # @@protoc_insertion_point(module_scope)

@@ -4,10 +4,13 @@ isort:skip_file
 The planner: a pure function behind an RPC."""
 
 import builtins
+import collections.abc
+import darkroom.v1.checkpoint_pb2
 import darkroom.v1.device_pb2
 import darkroom.v1.plan_pb2
 import darkroom.v1.worker_pb2
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.message
 import typing
 
@@ -24,6 +27,8 @@ class PlanRequest(google.protobuf.message.Message):
     PREFERENCES_FIELD_NUMBER: builtins.int
     WORKLOAD_FIELD_NUMBER: builtins.int
     INSPECTION_FIELD_NUMBER: builtins.int
+    ARTIFACTS_FIELD_NUMBER: builtins.int
+    LOADED_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name or alias of a model."""
     @property
@@ -42,6 +47,16 @@ class PlanRequest(google.protobuf.message.Message):
     def inspection(self) -> darkroom.v1.worker_pb2.Inspection:
         """What the worker's machine says of the model; absent where nobody looked."""
 
+    @property
+    def artifacts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[darkroom.v1.checkpoint_pb2.Artifact]:
+        """Quantised components that can be had, beside those that the catalogue knows of."""
+
+    @property
+    def loaded(self) -> darkroom.v1.plan_pb2.Plan:
+        """The plan in force, where the question is only whether it holds a larger workload: the answer keeps its weights where
+        they are and changes no more than tiling and slicing, or says by how much it does not fit.
+        """
+
     def __init__(
         self,
         *,
@@ -50,9 +65,11 @@ class PlanRequest(google.protobuf.message.Message):
         preferences: darkroom.v1.plan_pb2.PlanPreferences | None = ...,
         workload: darkroom.v1.plan_pb2.Workload | None = ...,
         inspection: darkroom.v1.worker_pb2.Inspection | None = ...,
+        artifacts: collections.abc.Iterable[darkroom.v1.checkpoint_pb2.Artifact] | None = ...,
+        loaded: darkroom.v1.plan_pb2.Plan | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["device", b"device", "inspection", b"inspection", "preferences", b"preferences", "workload", b"workload"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "inspection", b"inspection", "model", b"model", "preferences", b"preferences", "workload", b"workload"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["device", b"device", "inspection", b"inspection", "loaded", b"loaded", "preferences", b"preferences", "workload", b"workload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["artifacts", b"artifacts", "device", b"device", "inspection", b"inspection", "loaded", b"loaded", "model", b"model", "preferences", b"preferences", "workload", b"workload"]) -> None: ...
 
 global___PlanRequest = PlanRequest
 
