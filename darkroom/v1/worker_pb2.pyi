@@ -103,15 +103,18 @@ class WorkerStatus(google.protobuf.message.Message):
     JOB_IDS_FIELD_NUMBER: builtins.int
     ENGINE_PID_FIELD_NUMBER: builtins.int
     LAST_FAILURE_FIELD_NUMBER: builtins.int
+    DEVICE_AGE_SECONDS_FIELD_NUMBER: builtins.int
     worker_id: builtins.str
     """Stable name: host name and device."""
     state: global___WorkerState.ValueType
     """What it is doing."""
     engine_pid: builtins.int
     """Process id of the engine; 0 where none runs."""
+    device_age_seconds: builtins.float
+    """Seconds since the device was read."""
     @property
     def device(self) -> darkroom.v1.device_pb2.Device:
-        """Its device, freshly read."""
+        """Its device as last read: afresh where the engine is idle; while it works, before the work began."""
 
     @property
     def loaded(self) -> global___LoadedModel:
@@ -140,9 +143,10 @@ class WorkerStatus(google.protobuf.message.Message):
         job_ids: collections.abc.Iterable[builtins.str] | None = ...,
         engine_pid: builtins.int = ...,
         last_failure: darkroom.v1.error_pb2.Error | None = ...,
+        device_age_seconds: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["device", b"device", "holder", b"holder", "last_failure", b"last_failure", "loaded", b"loaded"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["device", b"device", "engine_pid", b"engine_pid", "holder", b"holder", "job_ids", b"job_ids", "last_failure", b"last_failure", "loaded", b"loaded", "state", b"state", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["device", b"device", "device_age_seconds", b"device_age_seconds", "engine_pid", b"engine_pid", "holder", b"holder", "job_ids", b"job_ids", "last_failure", b"last_failure", "loaded", b"loaded", "state", b"state", "worker_id", b"worker_id"]) -> None: ...
 
 global___WorkerStatus = WorkerStatus
 
@@ -160,7 +164,7 @@ class LoadedModel(google.protobuf.message.Message):
     planned_bytes: builtins.int
     """Device bytes that the plan reckoned its weights at."""
     measured_bytes: builtins.int
-    """Device bytes that the load really took; resident memory on unified devices."""
+    """Device bytes that the load really took; on the processor, the storages that the weights fill."""
     load_seconds: builtins.float
     """Seconds from the start of the load to ready."""
     @property
@@ -254,7 +258,7 @@ class RunEvent(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     HEARTBEAT_FIELD_NUMBER: builtins.int
     sequence: builtins.int
-    """Rises by one within a run; a re-attach asks for what follows one."""
+    """Rises by one within a run; a re-attach asks for what follows one. A heartbeat repeats the last number and is not kept."""
     job_id: builtins.str
     """The item it concerns."""
     @property

@@ -92,21 +92,24 @@ class WorkerServiceServicer(object):
 
     def Load(self, request, context):
         """Executes a plan: validates, evicts, settles, loads. Ends after `loaded` or `replan`. FAILED_PRECONDITION when
-        another token holds the worker, ABORTED when the token is stale, RESOURCE_EXHAUSTED when memory is short.
+        another token holds the worker, ABORTED when the token is stale, RESOURCE_EXHAUSTED when memory is short. Dropping
+        the stream does not stop the load; the same plan again joins it, another plan supersedes it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Unload(self, request, context):
-        """Gives the memory back. Cancels what runs. OK if nothing is loaded.
+        """Gives the memory back. Cancels what runs, and then answers at once with the state UNLOADING: memory comes back after
+        the next step. Where nothing runs, it answers when memory is back. OK if nothing is loaded.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Generate(self, request, context):
-        """Runs items on the loaded model, or re-attaches to the same run. Ends when every item has ended.
+        """Runs items on the loaded model, or re-attaches to the same run. Ends when every item has ended. Dropping the stream
+        does not stop the run; Cancel does.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,20 +38,25 @@ class WorkerServiceStub:
         darkroom.v1.worker_service_pb2.LoadResponse,
     ]
     """Executes a plan: validates, evicts, settles, loads. Ends after `loaded` or `replan`. FAILED_PRECONDITION when
-    another token holds the worker, ABORTED when the token is stale, RESOURCE_EXHAUSTED when memory is short.
+    another token holds the worker, ABORTED when the token is stale, RESOURCE_EXHAUSTED when memory is short. Dropping
+    the stream does not stop the load; the same plan again joins it, another plan supersedes it.
     """
 
     Unload: grpc.UnaryUnaryMultiCallable[
         darkroom.v1.worker_service_pb2.UnloadRequest,
         darkroom.v1.worker_service_pb2.UnloadResponse,
     ]
-    """Gives the memory back. Cancels what runs. OK if nothing is loaded."""
+    """Gives the memory back. Cancels what runs, and then answers at once with the state UNLOADING: memory comes back after
+    the next step. Where nothing runs, it answers when memory is back. OK if nothing is loaded.
+    """
 
     Generate: grpc.UnaryStreamMultiCallable[
         darkroom.v1.worker_service_pb2.WorkerServiceGenerateRequest,
         darkroom.v1.worker_service_pb2.WorkerServiceGenerateResponse,
     ]
-    """Runs items on the loaded model, or re-attaches to the same run. Ends when every item has ended."""
+    """Runs items on the loaded model, or re-attaches to the same run. Ends when every item has ended. Dropping the stream
+    does not stop the run; Cancel does.
+    """
 
     AckOutput: grpc.UnaryUnaryMultiCallable[
         darkroom.v1.worker_service_pb2.AckOutputRequest,
@@ -85,20 +90,25 @@ class WorkerServiceAsyncStub:
         darkroom.v1.worker_service_pb2.LoadResponse,
     ]
     """Executes a plan: validates, evicts, settles, loads. Ends after `loaded` or `replan`. FAILED_PRECONDITION when
-    another token holds the worker, ABORTED when the token is stale, RESOURCE_EXHAUSTED when memory is short.
+    another token holds the worker, ABORTED when the token is stale, RESOURCE_EXHAUSTED when memory is short. Dropping
+    the stream does not stop the load; the same plan again joins it, another plan supersedes it.
     """
 
     Unload: grpc.aio.UnaryUnaryMultiCallable[
         darkroom.v1.worker_service_pb2.UnloadRequest,
         darkroom.v1.worker_service_pb2.UnloadResponse,
     ]
-    """Gives the memory back. Cancels what runs. OK if nothing is loaded."""
+    """Gives the memory back. Cancels what runs, and then answers at once with the state UNLOADING: memory comes back after
+    the next step. Where nothing runs, it answers when memory is back. OK if nothing is loaded.
+    """
 
     Generate: grpc.aio.UnaryStreamMultiCallable[
         darkroom.v1.worker_service_pb2.WorkerServiceGenerateRequest,
         darkroom.v1.worker_service_pb2.WorkerServiceGenerateResponse,
     ]
-    """Runs items on the loaded model, or re-attaches to the same run. Ends when every item has ended."""
+    """Runs items on the loaded model, or re-attaches to the same run. Ends when every item has ended. Dropping the stream
+    does not stop the run; Cancel does.
+    """
 
     AckOutput: grpc.aio.UnaryUnaryMultiCallable[
         darkroom.v1.worker_service_pb2.AckOutputRequest,
@@ -138,7 +148,8 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[darkroom.v1.worker_service_pb2.LoadResponse], collections.abc.AsyncIterator[darkroom.v1.worker_service_pb2.LoadResponse]]:
         """Executes a plan: validates, evicts, settles, loads. Ends after `loaded` or `replan`. FAILED_PRECONDITION when
-        another token holds the worker, ABORTED when the token is stale, RESOURCE_EXHAUSTED when memory is short.
+        another token holds the worker, ABORTED when the token is stale, RESOURCE_EXHAUSTED when memory is short. Dropping
+        the stream does not stop the load; the same plan again joins it, another plan supersedes it.
         """
 
     @abc.abstractmethod
@@ -147,7 +158,9 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request: darkroom.v1.worker_service_pb2.UnloadRequest,
         context: _ServicerContext,
     ) -> typing.Union[darkroom.v1.worker_service_pb2.UnloadResponse, collections.abc.Awaitable[darkroom.v1.worker_service_pb2.UnloadResponse]]:
-        """Gives the memory back. Cancels what runs. OK if nothing is loaded."""
+        """Gives the memory back. Cancels what runs, and then answers at once with the state UNLOADING: memory comes back after
+        the next step. Where nothing runs, it answers when memory is back. OK if nothing is loaded.
+        """
 
     @abc.abstractmethod
     def Generate(
@@ -155,7 +168,9 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request: darkroom.v1.worker_service_pb2.WorkerServiceGenerateRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[darkroom.v1.worker_service_pb2.WorkerServiceGenerateResponse], collections.abc.AsyncIterator[darkroom.v1.worker_service_pb2.WorkerServiceGenerateResponse]]:
-        """Runs items on the loaded model, or re-attaches to the same run. Ends when every item has ended."""
+        """Runs items on the loaded model, or re-attaches to the same run. Ends when every item has ended. Dropping the stream
+        does not stop the run; Cancel does.
+        """
 
     @abc.abstractmethod
     def AckOutput(
