@@ -10,32 +10,39 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from darkroom.knowledge.family import Architecture, Variant, Weights
+from darkroom.knowledge.family import Architecture, DeviceClass, Scheme, SchemeRule, Variant, Weights
 from darkroom.knowledge.schema import Problems, read
 from darkroom.rpc.errors import InvalidCatalogueError, UnknownModelError
 from darkroom.v1 import checkpoint_pb2, model_pb2
 
 SHIPPED = Path(__file__).parent
 # Top-level tables of a catalogue file.
-SECTIONS = ("family", "variants", "architectures", "weights")
+SECTIONS = ("family", "variants", "architectures", "weights", "schemes", "classes")
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What families refer to by name."""
+
+    architectures: dict[str, Architecture]
+    weights: dict[str, Weights]
+    schemes: dict[Scheme, SchemeRule]
+    classes: dict[str, DeviceClass]
 
 
 class Catalogue:
     """All known models. Names and aliases are compared without case."""
 
-    def __init__(
-        self,
-        variants: Iterable[Variant],
-        architectures: Mapping[str, Architecture],
-        weights: Mapping[str, Weights],
-        digest: str,
-    ) -> None:
+    def __init__(self, variants: Iterable[Variant], shared: Shared, digest: str) -> None:
         self.digest = digest
-        self.architectures = dict(architectures)
-        self.weights = dict(weights)
+        self.architectures = shared.architectures
+        self.weights = shared.weights
+        self.schemes = shared.schemes
+        self.classes = shared.classes
         self._variants = {variant.name: variant for variant in sorted(variants, key=lambda item: item.name)}
         self._names = {
             name.casefold(): variant for variant in self._variants.values() for name in (variant.name, *variant.aliases)
@@ -65,7 +72,7 @@ class Catalogue:
             family=variant.family,
             aliases=variant.aliases,
             summary=variant.summary,
-            media=variant.media,  # type: ignore[arg-type]
+            media=variant.media,
             defaults=variant.defaults,
             limits=variant.limits,
             license=variant.license,
@@ -93,22 +100,21 @@ def load_catalogue(extra_paths: Iterable[str | Path] = ()) -> Catalogue:
     Raises:
         InvalidCatalogueError: a file can't be read, or its content is wrong; names file, key, value and the right one.
     """
-    shipped = [*sorted((SHIPPED / "families").glob("*.toml")), SHIPPED / "weights.toml"]
+    shipped = [*sorted((SHIPPED / "families").glob("*.toml")), SHIPPED / "weights.toml", SHIPPED / "schemes.toml"]
     documents = [_parse(path) for path in (*shipped, *_extra_files(extra_paths))]
     families: dict[str, dict[str, Any]] = {}
+    tables: dict[str, dict[str, Any]] = {key: {} for key in SECTIONS[2:]}
     files: dict[str, str] = {}
-    shared: dict[str, Any] = {"architectures": {}, "weights": {}}
     for file, document in documents:
         if name := document.get("family", {}).get("name"):
             families[name] = merged(families.get(name, {}), {key: document.get(key, {}) for key in SECTIONS[:2]})
             files[name] = file
-        shared = merged(shared, {key: document.get(key, {}) for key in SECTIONS[2:]})
-    everything = json.dumps([families, shared], sort_keys=True)
-    architectures = {key: read(Architecture, table, key, key) for key, table in shared["architectures"].items()}
-    weights = {key: read(Weights, table, "weights.toml", key) for key, table in shared["weights"].items()}
+        tables = merged(tables, {key: document.get(key, {}) for key in tables})
+    shared = read(Shared, tables, documents[-1][0])
     variants = [item for name, family in families.items() for item in _variants(family, files[name])]
-    _check_references(variants, architectures, weights)
-    return Catalogue(variants, architectures, weights, hashlib.sha256(everything.encode()).hexdigest())
+    _check_references(variants, shared)
+    everything = json.dumps([families, tables], sort_keys=True)
+    return Catalogue(variants, shared, hashlib.sha256(everything.encode()).hexdigest())
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -144,14 +150,12 @@ def _variants(family: Mapping[str, Any], file: str) -> Iterator[Variant]:
         yield read(Variant, table, file, f'variants."{name}"')
 
 
-def _check_references(
-    variants: Iterable[Variant], architectures: Mapping[str, Architecture], weights: Mapping[str, Weights]
-) -> None:
+def _check_references(variants: Iterable[Variant], shared: Shared) -> None:
     owners: dict[str, str] = {}
     for variant in variants:
         problems = Problems(f"family {variant.family}")
         for key, component in variant.components.items():
-            for known in (architectures, weights):
+            for known in (shared.architectures, shared.weights):
                 if component.architecture not in known:
                     where = f'variants."{variant.name}".components.{key}.architecture'
                     problems.add(where, component.architecture, f"one of {', '.join(sorted(known))}")

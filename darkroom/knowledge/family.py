@@ -7,16 +7,22 @@ Knows nothing of files or devices. Invariant: these are facts, never settings, a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from darkroom.knowledge.schema import AtLeast, Choice
 from darkroom.v1 import checkpoint_pb2, device_pb2, model_pb2, plan_pb2
 
 Bytes = Annotated[int, AtLeast(0)]
-Compute = Annotated[int, Choice(plan_pb2.ComputeType.DESCRIPTOR)]
-Media = Annotated[int, Choice(model_pb2.MediaKind.DESCRIPTOR)]
-Role = Annotated[int, Choice(plan_pb2.ComponentRole.DESCRIPTOR)]
-Scheme = Annotated[int, Choice(device_pb2.Scheme.DESCRIPTOR)]
+if TYPE_CHECKING:
+    Compute: TypeAlias = plan_pb2.ComputeType.ValueType
+    Media: TypeAlias = model_pb2.MediaKind.ValueType
+    Role: TypeAlias = plan_pb2.ComponentRole.ValueType
+    Scheme: TypeAlias = device_pb2.Scheme.ValueType
+else:
+    Compute = Annotated[int, Choice(plan_pb2.ComputeType.DESCRIPTOR)]
+    Media = Annotated[int, Choice(model_pb2.MediaKind.DESCRIPTOR)]
+    Role = Annotated[int, Choice(plan_pb2.ComponentRole.DESCRIPTOR)]
+    Scheme = Annotated[int, Choice(device_pb2.Scheme.DESCRIPTOR)]
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,10 @@ class Weights:
     float32_parameters: Bytes = 0
     num_tensors: Bytes = 0
     buffer_bytes: Bytes = 0
+    # Of one token while denoising or encoding, at two bytes a number.
+    activation_bytes_per_token: float = 0.0
+    # Of one output pixel while decoding, at two bytes a number; VAEs only.
+    decode_bytes_per_pixel: float = 0.0
     schemes: dict[Scheme, SchemeWeights] = field(default_factory=dict)
 
 
@@ -58,12 +68,41 @@ class Architecture:
 
 
 @dataclass(frozen=True)
+class SchemeRule:
+    """What a scheme needs of a device and of a layer."""
+
+    # Least CUDA compute capability, major and minor.
+    least_capability: tuple[int, ...]
+    # Of a quantised weight, scales apart.
+    bytes_per_parameter: float
+    min_features: int = 0
+    min_rows: int = 0
+    feature_multiple: int = 1
+    requires_bfloat16: bool = False
+    activation_floor: float = 0.0
+    # Slower by an order of magnitude where torch.compile is not to be had.
+    needs_compile: bool = False
+    # Layers whose qualified name holds one of these stay dense.
+    exclude_names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeviceClass:
+    """Devices that behave alike."""
+
+    # Schemes in the order that they are tried.
+    ladder: tuple[Scheme, ...]
+
+
+@dataclass(frozen=True)
 class Component:
     """One weighted part of the pipeline."""
 
     role: Role
     # Key in the catalogue's architectures and weights.
     architecture: str
+    # Kept in this type whatever the rest computes in; 0 for the rest's.
+    compute_type: Compute = plan_pb2.COMPUTE_TYPE_UNSPECIFIED
 
 
 @dataclass(frozen=True)
@@ -84,5 +123,9 @@ class Variant:
     components: dict[str, Component]
     aliases: tuple[str, ...] = ()
     is_gated: bool = False
+    # Pixels along the side of one denoiser token.
+    token_side: Annotated[int, AtLeast(1)] = 16
+    # Frames that one denoiser token spans.
+    token_frames: Annotated[int, AtLeast(1)] = 1
     # False where activations overflow float16, so that float32 takes its place.
     allows_float16: bool = True

@@ -1,0 +1,35 @@
+"""Bytes of weights under a scheme: the one formula, over counts that were taken by building each architecture.
+
+Knows nothing of devices. Invariant: resident semantics: what lies on the device, not what a repository holds.
+"""
+
+from __future__ import annotations
+
+import math
+
+from darkroom.knowledge.family import Scheme, SchemeRule, Weights
+from darkroom.v1 import plan_pb2
+
+ITEM_BYTES = {
+    plan_pb2.COMPUTE_TYPE_FLOAT32: 4,
+    plan_pb2.COMPUTE_TYPE_BFLOAT16: 2,
+    plan_pb2.COMPUTE_TYPE_FLOAT16: 2,
+}
+
+
+def dense_bytes(weights: Weights, item_bytes: int) -> int:
+    """Returns bytes of the dense weights, `item_bytes` a number, but 4 for what stays float32."""
+    kept = weights.float32_parameters
+    return (weights.parameters - kept) * item_bytes + kept * 4 + weights.buffer_bytes
+
+
+def scheme_bytes(weights: Weights, scheme: Scheme, rule: SchemeRule, item_bytes: int) -> int:
+    """Returns bytes under a scheme: what it quantises, the scales, and what its filter leaves dense.
+
+    An architecture that the scheme was not counted for is left dense.
+    """
+    counted = weights.schemes.get(scheme)
+    if counted is None:
+        return dense_bytes(weights, item_bytes)
+    payload = math.ceil(counted.parameters * rule.bytes_per_parameter)
+    return dense_bytes(weights, item_bytes) - counted.parameters * item_bytes + payload + counted.scale_bytes

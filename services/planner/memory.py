@@ -1,0 +1,100 @@
+"""The memory arithmetic: what there is, what a placement needs at each stage, and whether it fits.
+
+Knows nothing of how candidates are ordered. Invariant: required is the largest stage's weights and activations plus the
+overhead; every term is in the plan, in bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from darkroom.v1 import device_pb2, plan_pb2
+
+MIB = 1 << 20
+StageDemand = tuple["plan_pb2.MemoryStage.ValueType", int, int]
+# Share of the budget that residency may fill: the rest absorbs what is not counted (fragmentation, other sizes).
+RESIDENT_FILL = 0.85
+# Runtime, context, workspaces of the matrix libraries and the allocator's slack.
+OVERHEAD_BYTES = 2048 * MIB
+CPU_OVERHEAD_BYTES = 768 * MIB
+
+
+@dataclass(frozen=True)
+class Supply:
+    """What the device gives. All in bytes."""
+
+    total: int
+    foreign: int
+    reserve: int
+    host_free: int
+
+    @property
+    def budget(self) -> int:
+        return max(0, self.total - self.foreign - self.reserve)
+
+    @property
+    def is_known(self) -> bool:
+        return self.total > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What a placement needs. All in bytes."""
+
+    # (stage, weights, activations)
+    stages: tuple[StageDemand, ...]
+    overhead: int
+    # Weights kept in host memory.
+    host: int = 0
+
+    @property
+    def peak(self) -> StageDemand:
+        return max(self.stages, key=lambda stage: stage[1] + stage[2])
+
+    @property
+    def required(self) -> int:
+        _, weights, activations = self.peak
+        return weights + activations + self.overhead
+
+
+def supply_of(device: device_pb2.Device) -> Supply:
+    """Returns what may be planned with: total − foreign, whatever is free at the moment."""
+    memory = device.memory
+    return Supply(memory.total_bytes, memory.foreign_bytes, _reserve(device), memory.host_free_bytes)
+
+
+def _reserve(device: device_pb2.Device) -> int:
+    total = device.memory.total_bytes
+    if device.kind == device_pb2.DEVICE_KIND_CPU:
+        return max(1024 * MIB, total // 10)
+    if device.has_unified_memory:
+        return max(2048 * MIB, total // 5)
+    return max(2048 * MIB, total // 10)
+
+
+def limit_of(supply: Supply, fill: float) -> int:
+    """Returns the bytes that `required` may reach."""
+    return int(supply.budget * fill)
+
+
+def budget_message(supply: Supply, demand: Demand, fill: float) -> plan_pb2.MemoryBudget:
+    """Returns the arithmetic as the plan tells it."""
+    _, weights, activations = demand.peak
+    return plan_pb2.MemoryBudget(
+        total_bytes=supply.total,
+        foreign_bytes=supply.foreign,
+        reserve_bytes=supply.reserve,
+        budget_bytes=supply.budget,
+        fill_limit=fill,
+        limit_bytes=limit_of(supply, fill),
+        weight_bytes=weights,
+        activation_bytes=activations,
+        overhead_bytes=demand.overhead,
+        required_bytes=demand.required,
+        stages=[
+            plan_pb2.StageMemory(stage=stage, weight_bytes=held, activation_bytes=used)
+            for stage, held, used in demand.stages
+        ],
+        host_bytes=demand.host,
+        host_free_bytes=supply.host_free,
+    )

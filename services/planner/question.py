@@ -1,0 +1,103 @@
+"""The question: a request with its model found, its defaults filled in, and its device understood.
+
+Knows nothing of schemes or tiers. Invariant: everything that a decision may depend on is in it, and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from darkroom.knowledge import Catalogue, Variant
+from darkroom.knowledge.devices import capability_of, class_of
+from darkroom.knowledge.family import Compute
+from darkroom.rpc.errors import InvalidRequestError
+from darkroom.v1 import device_pb2, plan_pb2, planner_service_pb2
+from services.planner.words import reason
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is to be planned, for which device, under which wishes."""
+
+    request: planner_service_pb2.PlanRequest
+    catalogue: Catalogue
+    variant: Variant
+    device_class: str
+    workload: plan_pb2.Workload
+    compute_type: Compute
+    # Why the compute type is what it is.
+    reasons: list[plan_pb2.Reason] = field(default_factory=list)
+
+    @property
+    def device(self) -> device_pb2.Device:
+        return self.request.device
+
+    @property
+    def wishes(self) -> plan_pb2.PlanPreferences:
+        return self.request.preferences
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one dense number."""
+        return 4 if self.compute_type == plan_pb2.COMPUTE_TYPE_FLOAT32 else 2
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that the denoiser sees of the picture, over the whole batch."""
+        work, variant = self.workload, self.variant
+        spans = (work.num_frames - 1) // variant.token_frames + 1
+        return (work.width // variant.token_side) * (work.height // variant.token_side) * spans * work.batch_size
+
+
+def ask(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> Question:
+    """Returns the question that `request` asks.
+
+    Raises:
+        UnknownModelError: no such model.
+        InvalidRequestError: the device or the workload makes no sense.
+    """
+    variant = catalogue.find(request.model)
+    workload = _workload(request, variant)
+    _check(request, workload)
+    compute_type, reasons = _compute_type(request.device, variant)
+    return Question(request, catalogue, variant, class_of(request.device), workload, compute_type, reasons)
+
+
+def _workload(request: planner_service_pb2.PlanRequest, variant: Variant) -> plan_pb2.Workload:
+    asked, defaults = request.workload, variant.defaults
+    return plan_pb2.Workload(
+        width=asked.width or defaults.width,
+        height=asked.height or defaults.height,
+        batch_size=asked.batch_size or 1,
+        num_frames=asked.num_frames or defaults.num_frames or 1,
+    )
+
+
+def _check(request: planner_service_pb2.PlanRequest, workload: plan_pb2.Workload) -> None:
+    violations = {}
+    if request.device.kind == device_pb2.DEVICE_KIND_UNSPECIFIED:
+        violations["device.kind"] = "is missing; the planner must know what it plans for"
+    for name in ("width", "height", "batch_size", "num_frames"):
+        if getattr(workload, name) < 0:
+            violations[f"workload.{name}"] = f"{getattr(workload, name)} is negative; leave it out for the default"
+    memory = request.device.memory
+    for name in ("total_bytes", "free_bytes", "engine_bytes", "foreign_bytes", "host_free_bytes"):
+        if getattr(memory, name) < 0:
+            violations[f"device.memory.{name}"] = f"{getattr(memory, name)} is negative"
+    if violations:
+        raise InvalidRequestError(violations)
+
+
+def _compute_type(device: device_pb2.Device, variant: Variant) -> tuple[Compute, list[plan_pb2.Reason]]:
+    is_cuda = device.kind == device_pb2.DEVICE_KIND_CUDA
+    if device.has_native_bf16 if not is_cuda else capability_of(device) >= (8, 0):
+        sentence = "Computes in bfloat16: the device has native units for it."
+        return plan_pb2.COMPUTE_TYPE_BFLOAT16, [reason("COMPUTE_BFLOAT16", sentence)]
+    if device.kind in (device_pb2.DEVICE_KIND_CPU, device_pb2.DEVICE_KIND_MPS):
+        sentence = "Computes in float32: without native bfloat16 units, bfloat16 is emulated and no faster."
+        return plan_pb2.COMPUTE_TYPE_FLOAT32, [reason("COMPUTE_FLOAT32", sentence)]
+    if variant.allows_float16:
+        sentence = "Computes in float16: the device has no bfloat16 units, and this model's activations fit float16."
+        return plan_pb2.COMPUTE_TYPE_FLOAT16, [reason("COMPUTE_FLOAT16", sentence)]
+    sentence = "Computes in float32 instead of float16: the device has no bfloat16 units, and this model's activations "
+    return plan_pb2.COMPUTE_TYPE_FLOAT32, [reason("FLOAT16_PROMOTED", sentence + "overflow float16.")]
