@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 from typing import TypeVar
 
 from pydantic import Field, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 # A field `gateway_listen` is read from DARKROOM_GATEWAY_LISTEN.
@@ -44,6 +46,11 @@ def load_settings(settings_class: type[SettingsType]) -> SettingsType:
 def describe_settings(settings_class: type[Settings]) -> str:
     """Returns one line a variable, for --help."""
     return "\n".join(
-        f"  {PREFIX}{name.upper()} (default {field.default!r})\n      {field.description}"
+        f"  {PREFIX}{name.upper()} (default {_show_default(field)})\n      {field.description}"
         for name, field in settings_class.model_fields.items()
     )
+
+
+def _show_default(field: FieldInfo) -> str:
+    value = field.get_default(call_default_factory=True)
+    return str(value) if isinstance(value, Path) else repr(value)

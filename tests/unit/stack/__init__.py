@@ -1,0 +1,1 @@
+"""The one-machine stack, with real processes that stand in for the services."""
