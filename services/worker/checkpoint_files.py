@@ -1,0 +1,106 @@
+"""What a checkpoint folder says of itself before anything is loaded: headers only, no tensors, no torch.
+
+Invariant: a folder that passes has a model_index.json, and every weight file in it is a whole safetensors file.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+from darkroom.rpc.errors import CorruptCheckpointError, SourceRefusedError
+
+# The format's own limit on the header: https://github.com/huggingface/safetensors, "MAX_HEADER_SIZE".
+MAX_HEADER_BYTES = 100_000_000
+HEADER_LENGTH = struct.Struct("<Q")
+PICKLED_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+
+
+def check_pipeline_folder(folder: Path, component_names: list[str]) -> int:
+    """Returns the bytes of all weight files.
+
+    Raises:
+        SourceRefusedError: the folder, its index or a component's weights are missing, or weights are pickled only.
+        CorruptCheckpointError: the index or a weight file is broken.
+    """
+    index = read_json(folder / "model_index.json", missing=f"{folder.name} is no pipeline folder")
+    total = 0
+    for name in component_names:
+        if name not in index:
+            raise SourceRefusedError(f"the plan names a component {name!r} that {folder.name}/model_index.json lacks")
+        total += check_component_folder(folder / name)
+    return total
+
+
+def check_component_folder(folder: Path) -> int:
+    """Returns the bytes of a component's weight files. Raises as `check_pipeline_folder`."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickled = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLED_SUFFIXES)
+        problem = f"only pickled weights ({', '.join(pickled)}), which are never loaded" if pickled else "no weights"
+        raise SourceRefusedError(f"{folder.name} holds {problem}; expected *.safetensors")
+    for listing in folder.glob("*.safetensors.index.json"):
+        shards = set(read_json(listing, missing="").get("weight_map", {}).values())
+        if missing := sorted(shards - {path.name for path in files}):
+            raise CorruptCheckpointError(f"{folder.name} lacks {len(missing)} of {len(shards)} shards: {missing[0]}…")
+    return sum(check_safetensors(path) for path in files)
+
+
+def check_safetensors(path: Path) -> int:
+    """Returns the file's size, having read its header.
+
+    Raises:
+        CorruptCheckpointError: says what the file is instead, or how many bytes are missing.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(HEADER_LENGTH.size)
+        if len(start) < HEADER_LENGTH.size:
+            raise _corrupt(path, f"is truncated: {size} bytes")
+        (length,) = HEADER_LENGTH.unpack(start)
+        if length > min(MAX_HEADER_BYTES, size - HEADER_LENGTH.size):
+            raise _corrupt(path, _disguise(start + file.read(256), size))
+        try:
+            header = json.loads(file.read(length))
+            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as garbage:
+            raise _corrupt(path, "has a header that can't be read") from garbage
+    wanted = HEADER_LENGTH.size + length + max(ends, default=0)
+    if wanted != size:
+        raise _corrupt(path, f"is truncated or overlong: {size} bytes, {wanted} expected")
+    return size
+
+
+def read_json(path: Path, missing: str) -> dict[str, Any]:
+    """Returns a JSON object from disk.
+
+    Raises:
+        SourceRefusedError: there is no such file.
+        CorruptCheckpointError: it holds no JSON object.
+    """
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError as absent:
+        raise SourceRefusedError(f"{missing}: it has no {path.name}") from absent
+    except (ValueError, OSError) as garbage:
+        raise CorruptCheckpointError(f"{path.parent.name}/{path.name} can't be read as JSON") from garbage
+    if not isinstance(content, dict):
+        raise CorruptCheckpointError(f"{path.parent.name}/{path.name} holds no JSON object")
+    return content
+
+
+def _disguise(start: bytes, size: int) -> str:
+    text = start.lstrip().lower()
+    if text.startswith(b"version https://git-lfs"):
+        return "is a Git LFS pointer, not the file: run `git lfs pull`"
+    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
+        return "is an HTML page, not the file: the download went wrong"
+    if start.startswith((b"PK\x03\x04", b"\x80")):
+        return "is a pickled PyTorch file under a wrong name"
+    return f"is no safetensors file or is truncated: {size} bytes"
+
+
+def _corrupt(path: Path, problem: str) -> CorruptCheckpointError:
+    return CorruptCheckpointError(f"{path.parent.name}/{path.name} {problem}", file=f"{path.parent.name}/{path.name}")

@@ -1,0 +1,56 @@
+"""Settings of the worker. Model facts are never settings: they come with the plan."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+
+from darkroom.rpc.settings import Settings
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
+class WorkerSettings(Settings):
+    """What an operator decides about one worker."""
+
+    worker_listen: str = Field("127.0.0.1:50061", description="Address to serve; port 0 takes a free one.")
+    worker_device: str = Field("auto", description='Device to own: "auto", "cpu", "cuda:0", "xpu:0", "mps".')
+    worker_id: str = Field("", description="Stable name; empty means host name and device.")
+    worker_engine_module: str = Field(
+        "services.worker.engine", description="Module that the engine process runs; tests give another one."
+    )
+    models_dir: Path = Field(REPOSITORY / "models", description="Folder of the bundled models.")
+    worker_model_paths: str = Field(
+        "", description=f"Folders ({os.pathsep!r} between them) that plans may name paths in; empty allows none."
+    )
+    worker_trusted_repos: str = Field(
+        "", description="Hub owners or owner/name, by comma, trusted beside those that the catalogue names."
+    )
+    catalog_path: str = Field(
+        "", description=f"Extra family files or folders ({os.pathsep!r} between them) for the catalogue."
+    )
+    worker_start_s: float = Field(120.0, gt=0, description="Seconds that the engine process gets to say hello.")
+    worker_heartbeat_s: float = Field(5.0, gt=0, le=10, description="Longest silence of a stream.")
+    worker_hold_s: float = Field(15.0, gt=0, description="A silent holder without a run loses the worker after this.")
+    worker_keep_s: float = Field(300.0, gt=0, description="A run that nobody claims is dropped after this.")
+    worker_keep_bytes: int = Field(
+        512 * 2**20, gt=0, description="Most bytes of finished outputs that are kept; the oldest go first."
+    )
+    worker_threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 leaves the choice to PyTorch.")
+
+    @property
+    def model_folders(self) -> list[Path]:
+        """Folders that plans may name paths in."""
+        return [Path(item).resolve() for item in self.worker_model_paths.split(os.pathsep) if item]
+
+    @property
+    def trusted_repos(self) -> frozenset[str]:
+        """Hub owners and repositories that the operator trusts."""
+        return frozenset(item.strip() for item in self.worker_trusted_repos.split(",") if item.strip())
+
+    @property
+    def catalog_paths(self) -> tuple[Path, ...]:
+        """Extra catalogue files and folders."""
+        return tuple(Path(item) for item in self.catalog_path.split(os.pathsep) if item)

@@ -1,0 +1,255 @@
+"""The engine's end of the protocol: one process, one inbox thread, one thread that works.
+
+Any engine is an `Engine` given to `serve`; this file knows nothing of what it does, and imports no torch. Invariants:
+every command ends with exactly one `ended`; the process ends within a second of its supervisor, even while native code
+holds the interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from darkroom.rpc.errors import CancelledError, DarkroomError, InternalError, error_to_message
+from darkroom.rpc.logs import configure_logs, log
+from darkroom.v1 import device_pb2, engine_pb2, error_pb2, generation_pb2, plan_pb2, worker_pb2
+from services.worker.config import WorkerSettings
+from services.worker.wire import pack, receive_message
+
+# Pieces of a file, as the public contract says.
+CHUNK_BYTES = 256 * 1024
+PR_SET_PDEATHSIG = 1  # prctl(2)
+
+
+class Reporter:
+    """What a load or an item says while it goes on. `check` raises once somebody asked it to stop.
+
+    Args:
+        send: takes an event of the command under way.
+        is_cancelled: tells that the command or the item was cancelled.
+    """
+
+    def __init__(self, send: Callable[[engine_pb2.EngineEvent], None], is_cancelled: Callable[[], bool]) -> None:
+        self._send = send
+        self._is_cancelled = is_cancelled
+
+    def check(self) -> None:
+        """Raises CancelledError if the work was cancelled: call it at every boundary."""
+        if self._is_cancelled():
+            raise CancelledError("cancelled at the next boundary, as asked")
+
+
+class LoadReporter(Reporter):
+    """Reports of a load."""
+
+    def progress(self, progress: generation_pb2.Progress) -> None:
+        """The load went on."""
+        self._send(engine_pb2.EngineEvent(load=worker_pb2.LoadEvent(progress=progress)))
+
+    def fallback(self, trigger: int, error: DarkroomError) -> None:
+        """The plan failed and its fallback goes on."""
+        taken = worker_pb2.FallbackTaken(trigger=trigger, error=error_to_message(error))  # type: ignore[arg-type]
+        self._send(engine_pb2.EngineEvent(load=worker_pb2.LoadEvent(fallback=taken)))
+
+
+class ItemReporter(Reporter):
+    """Reports of one item of a run."""
+
+    def __init__(
+        self, job_id: str, send: Callable[[engine_pb2.EngineEvent], None], is_cancelled: Callable[[], bool]
+    ) -> None:
+        super().__init__(send, is_cancelled)
+        self._job_id = job_id
+        self._began_at = time.monotonic()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the item began."""
+        return time.monotonic() - self._began_at
+
+    def progress(self, progress: generation_pb2.Progress) -> None:
+        """The item went on."""
+        self._item(worker_pb2.RunEvent(progress=progress))
+
+    def finish(self, output: generation_pb2.Output, data: bytes) -> None:
+        """The item is finished: its description, then its file in pieces."""
+        output.engine_time.FromNanoseconds(int(self.elapsed_s * 1e9))
+        self._item(worker_pb2.RunEvent(output=output))
+        for offset in range(0, len(data), CHUNK_BYTES):
+            chunk = worker_pb2.OutputChunk(offset=offset, data=data[offset : offset + CHUNK_BYTES])
+            self._item(worker_pb2.RunEvent(chunk=chunk))
+
+    def fail(self, error: error_pb2.Error) -> None:
+        """The item failed."""
+        self._item(worker_pb2.RunEvent(error=error))
+
+    def _item(self, event: worker_pb2.RunEvent) -> None:
+        event.job_id = self._job_id
+        self._send(engine_pb2.EngineEvent(run=event))
+
+
+class Engine(ABC):
+    """What an engine does; every method is called on the one working thread, one at a time."""
+
+    @abstractmethod
+    def open(self, settings: WorkerSettings) -> device_pb2.Device:
+        """Takes hold of the device and reads it. Called once."""
+
+    @abstractmethod
+    def read_device(self) -> device_pb2.Device:
+        """Takes a settled reading."""
+
+    @abstractmethod
+    def load(self, plan: plan_pb2.Plan, report: LoadReporter) -> worker_pb2.LoadedModel:
+        """Executes the plan or a fallback that its failure triggers; on failure nothing stays loaded."""
+
+    @abstractmethod
+    def unload(self) -> None:
+        """Gives all memory back; nothing happens when nothing is loaded."""
+
+    @abstractmethod
+    def generate(self, item: worker_pb2.RunItem, report: ItemReporter) -> None:
+        """Makes one picture and hands it to `report.finish`, or raises a DarkroomError."""
+
+    def explain(self, failure: Exception) -> DarkroomError:
+        """Returns our error for a foreign exception: INTERNAL, unless the engine knows better."""
+        traceback.print_exception(failure, file=sys.stderr)
+        return InternalError(f"the engine failed with {type(failure).__name__}: {str(failure)[:300]}")
+
+
+class Cancellations:
+    """What was asked to stop. Written by the inbox thread, read by the working one."""
+
+    def __init__(self) -> None:
+        self._targets: set[tuple[int, str]] = set()
+        self._lock = threading.Lock()
+
+    def add(self, cancel: engine_pb2.EngineCancel) -> None:
+        """Notes a cancel."""
+        with self._lock:
+            self._targets.add((cancel.target_id, cancel.job_id))
+
+    def covers(self, command_id: int, job_id: str = "") -> bool:
+        """True if the command, or this item of it, was asked to stop."""
+        return (command_id, "") in self._targets or (command_id, job_id) in self._targets
+
+    def forget(self, command_id: int) -> None:
+        """The command is over."""
+        with self._lock:
+            self._targets = {target for target in self._targets if target[0] != command_id}
+
+
+class EngineLoop:
+    """Reads commands on a thread of its own and executes them on the calling one."""
+
+    def __init__(self, engine: Engine, link: socket.socket) -> None:
+        self._engine = engine
+        self._link = link
+        self._commands: queue.SimpleQueue[engine_pb2.EngineCommand] = queue.SimpleQueue()
+        self._cancelled = Cancellations()
+
+    def run(self, settings: WorkerSettings) -> None:
+        """Says hello and works until the supervisor goes."""
+        threading.Thread(target=self._read_inbox, name="inbox", daemon=True).start()
+        device = self._engine.open(settings)
+        self._send(engine_pb2.EngineEvent(hello=engine_pb2.EngineHello(device=device)))
+        while True:
+            self._execute(self._commands.get())
+
+    def _read_inbox(self) -> None:
+        try:
+            while (command := receive_message(self._link, engine_pb2.EngineCommand)) is not None:
+                if command.HasField("cancel"):
+                    self._cancelled.add(command.cancel)
+                else:
+                    self._commands.put(command)
+        finally:
+            # Nobody is left to tell anything; what the device holds goes with the process.
+            os._exit(0)
+
+    def _execute(self, command: engine_pb2.EngineCommand) -> None:
+        ended = engine_pb2.EngineEnded()
+        try:
+            getattr(self, f"_{command.WhichOneof('command')}")(command, ended)
+        except DarkroomError as failure:
+            ended.error.CopyFrom(error_to_message(failure))
+        except Exception as failure:  # the process boundary: the supervisor gets every failure as data
+            ended.error.CopyFrom(error_to_message(self._engine.explain(failure)))
+        self._cancelled.forget(command.command_id)
+        self._send(engine_pb2.EngineEvent(command_id=command.command_id, ended=ended))
+
+    def _load(self, command: engine_pb2.EngineCommand, ended: engine_pb2.EngineEnded) -> None:
+        send = self._answering(command)
+        reporter = LoadReporter(send, lambda: self._cancelled.covers(command.command_id))
+        reporter.check()
+        loaded = self._engine.load(command.load.plan, reporter)
+        send(engine_pb2.EngineEvent(load=worker_pb2.LoadEvent(loaded=loaded)))
+
+    def _unload(self, command: engine_pb2.EngineCommand, ended: engine_pb2.EngineEnded) -> None:
+        self._engine.unload()
+        ended.device.CopyFrom(self._engine.read_device())
+
+    def _read_device(self, command: engine_pb2.EngineCommand, ended: engine_pb2.EngineEnded) -> None:
+        ended.device.CopyFrom(self._engine.read_device())
+
+    def _generate(self, command: engine_pb2.EngineCommand, ended: engine_pb2.EngineEnded) -> None:
+        for item in command.generate.items:
+            self._generate_item(command, item)
+
+    def _generate_item(self, command: engine_pb2.EngineCommand, item: worker_pb2.RunItem) -> None:
+        job_id = item.job_id
+        reporter = ItemReporter(
+            job_id, self._answering(command), lambda: self._cancelled.covers(command.command_id, job_id)
+        )
+        try:
+            reporter.check()
+            self._engine.generate(item, reporter)
+        except DarkroomError as failure:
+            reporter.fail(error_to_message(failure))
+        except Exception as failure:  # the job boundary: one item's failure leaves the others alone
+            reporter.fail(error_to_message(self._engine.explain(failure)))
+
+    def _answering(self, command: engine_pb2.EngineCommand) -> Callable[[engine_pb2.EngineEvent], None]:
+        def send(event: engine_pb2.EngineEvent) -> None:
+            event.command_id = command.command_id
+            self._send(event)
+
+        return send
+
+    def _send(self, event: engine_pb2.EngineEvent) -> None:
+        try:
+            self._link.sendall(pack(event))
+        except OSError:
+            os._exit(0)
+
+
+def serve(make_engine: Callable[[], Engine]) -> None:
+    """Main of an engine process: reads the arguments that the supervisor gave, and works until it goes."""
+    parser = argparse.ArgumentParser(description="An engine process; started by the worker, not by hand.")
+    parser.add_argument("--socket", type=int, required=True, help="file descriptor of the supervisor's socket")
+    parser.add_argument("--settings", required=True, help="the worker's settings as JSON")
+    arguments = parser.parse_args()
+    link = socket.socket(fileno=arguments.socket)
+    _end_with_supervisor()
+    settings = WorkerSettings.model_validate_json(arguments.settings)
+    configure_logs("engine", settings.log_level)
+    log.debug("engine_process", pid=os.getpid())
+    EngineLoop(make_engine(), link).run(settings)
+
+
+def _end_with_supervisor() -> None:
+    """Has the kernel kill this process when its supervisor ends, and leaves stopping to the supervisor."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,0 +1,167 @@
+"""Whether a plan can be executed here, asked before anything is evicted; and whether a settled reading still agrees.
+
+Knows nothing of the catalogue but who is trusted, and nothing of torch. Invariant: a check that
+fails has changed nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from darkroom.rpc.errors import InvalidRequestError, OutOfMemoryError, PlanRefusedError, SourceRefusedError
+from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, worker_pb2
+from services.worker.checkpoint_files import check_component_folder, check_pipeline_folder
+from services.worker.config import WorkerSettings
+
+# What the assembly line can do today; the rest is refused by name, never done in silence some other way.
+SCHEMES = frozenset({device_pb2.SCHEME_NONE})
+TIERS = frozenset({plan_pb2.OFFLOAD_TIER_NONE})
+SOURCES = frozenset({checkpoint_pb2.CHECKPOINT_KIND_DENSE})
+
+
+def check_plan(plan: plan_pb2.Plan, settings: WorkerSettings, is_trusted: Callable[[str], bool]) -> None:
+    """Reads headers on disk, so call it off the event loop.
+
+    Raises:
+        InvalidRequestError: a field that no plan may leave out.
+        PlanRefusedError: the plan asks for what this worker can't do.
+        SourceRefusedError: the source is missing, outside the allowed folders, or not trusted.
+        CorruptCheckpointError: a weight file is broken.
+    """
+    _check_fields(plan)
+    _check_abilities(plan)
+    folder = source_folder(plan.source, settings)
+    if folder is None:
+        _check_trust(plan.source.repo_id, settings, is_trusted)
+        return
+    check_pipeline_folder(folder, [part.name for part in plan.components if not part.HasField("source")])
+    for part in plan.components:
+        if part.HasField("source") and (own := source_folder(part.source, settings)) is not None:
+            check_component_folder(own / part.source.subfolder)
+
+
+def source_folder(source: checkpoint_pb2.CheckpointSource, settings: WorkerSettings) -> Path | None:
+    """Returns the local folder of a source; None for one on the Hub.
+
+    Raises:
+        SourceRefusedError: it names a place outside the allowed folders, or one that does not exist.
+    """
+    place = source.WhichOneof("location")
+    if place == "repo_id":
+        return None
+    if place == "bundled":
+        allowed, folder = [settings.models_dir.resolve()], (settings.models_dir / source.bundled).resolve()
+    elif place == "path":
+        allowed, folder = settings.model_folders, Path(source.path).resolve()
+    else:
+        raise SourceRefusedError("the plan's source names no location")
+    if not any(folder != parent and folder.is_relative_to(parent) for parent in allowed):
+        raise SourceRefusedError(
+            f"{getattr(source, place)!r} lies outside the folders that this worker reads; "
+            "DARKROOM_WORKER_MODEL_PATHS allows more"
+        )
+    if not folder.is_dir():
+        raise SourceRefusedError(f"there is no model folder {getattr(source, place)!r} on this worker")
+    return folder
+
+
+def contradiction(plan: plan_pb2.Plan, device: device_pb2.Device) -> str:
+    """Says why `plan` does not fit the settled reading by its own arithmetic; empty where it does.
+
+    The limit is the planner's: (total - foreign - reserve) * fill limit, with the settled foreign bytes.
+    """
+    need, reading = plan.memory, device.memory
+    if not need.required_bytes or not reading.total_bytes:
+        return ""
+    budget = reading.total_bytes - reading.foreign_bytes - need.reserve_bytes
+    limit = int(budget * (need.fill_limit or 1.0))
+    if need.required_bytes <= limit:
+        return ""
+    return (
+        f"{need.required_bytes} bytes are required and {limit} may be used: {reading.free_bytes} are free of "
+        f"{reading.total_bytes}, {reading.foreign_bytes} held by others"
+    )
+
+
+def plan_that_fits(plan: plan_pb2.Plan, device: device_pb2.Device) -> plan_pb2.Plan:
+    """Returns the plan, or its first out-of-memory fallback that the settled reading has room for at all.
+
+    Raises:
+        OutOfMemoryError: none has, with the numbers.
+    """
+    reading = device.memory
+    available = reading.total_bytes - reading.foreign_bytes
+    for candidate in (plan, *fallbacks(plan, plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY)):
+        if not reading.total_bytes or candidate.memory.required_bytes <= available:
+            return candidate
+    raise OutOfMemoryError(
+        f"{plan.model} needs {plan.memory.required_bytes} bytes and {available} are available, "
+        f"{reading.foreign_bytes} being held by others; no fallback of the plan needs less than that",
+        needed_bytes=plan.memory.required_bytes,
+        available_bytes=available,
+        foreign_bytes=reading.foreign_bytes,
+    )
+
+
+def fallbacks(plan: plan_pb2.Plan, trigger: int) -> list[plan_pb2.Plan]:
+    """Plans that follow a failure of this kind, in order."""
+    return [item.plan for item in plan.fallbacks if item.trigger == trigger]
+
+
+def check_items(items: list[worker_pb2.RunItem]) -> None:
+    """Raises InvalidRequestError unless there are items, named apart, complete, and of one size, steps and guidance."""
+    problems: dict[str, str] = {}
+    if not items:
+        problems["items"] = "at least one is needed"
+    if len({item.job_id for item in items}) != len(items) or any(not item.job_id for item in items):
+        problems["items.job_id"] = "each needs a name of its own"
+    for place, item in enumerate(items):
+        for field in ("width", "height", "steps", "guidance", "seed"):
+            if not item.request.HasField(field):  # type: ignore[arg-type]
+                problems[f"items[{place}].request.{field}"] = "a run's requests have every field filled in"
+    if len({_shape(item) for item in items}) > 1:
+        problems["items.request"] = "items of one run share size, steps and guidance"
+    if problems:
+        raise InvalidRequestError(problems)
+
+
+def _shape(item: worker_pb2.RunItem) -> tuple[float, ...]:
+    request = item.request
+    return (request.width, request.height, request.steps, request.guidance)
+
+
+def _check_fields(plan: plan_pb2.Plan) -> None:
+    wanted = ("model", "pipeline_class", "components", "compute_type")
+    missing = {f"plan.{name}": "must be set" for name in wanted if not getattr(plan, name)}
+    if missing:
+        raise InvalidRequestError(missing)
+
+
+def _check_abilities(plan: plan_pb2.Plan) -> None:
+    if plan.engine == plan_pb2.ENGINE_NATIVE:
+        raise PlanRefusedError("this worker has no native engine; plan for diffusers")
+    if plan.is_assumed:
+        raise PlanRefusedError("the plan rests on assumed probes; plan with this worker's own device")
+    if plan.source.kind not in SOURCES:
+        kind = checkpoint_pb2.CheckpointKind.Name(plan.source.kind).removeprefix("CHECKPOINT_KIND_")
+        raise PlanRefusedError(f"this worker can't read a checkpoint of kind {kind} yet; plan a dense one")
+    if plan.offload not in TIERS:
+        tier = plan_pb2.OffloadTier.Name(plan.offload).removeprefix("OFFLOAD_TIER_")
+        raise PlanRefusedError(f"this worker can't offload by tier {tier} yet; plan a resident model")
+    if plan.adapters.adapters:
+        raise PlanRefusedError("this worker can't apply adapters yet; plan without them")
+    if plan.assembly_hooks or plan.call.has_guider:
+        raise PlanRefusedError(f"this worker can't assemble {plan.family} pipelines yet")
+    for part in plan.components:
+        if part.scheme not in SCHEMES:
+            scheme = device_pb2.Scheme.Name(part.scheme).removeprefix("SCHEME_")
+            raise PlanRefusedError(f"this worker can't keep {part.name} in {scheme} yet; plan scheme NONE")
+
+
+def _check_trust(repo_id: str, settings: WorkerSettings, is_trusted: Callable[[str], bool]) -> None:
+    owner = repo_id.partition("/")[0]
+    if settings.trusted_repos.isdisjoint({repo_id, owner}) and not is_trusted(repo_id):
+        raise SourceRefusedError(
+            f"the repository {repo_id!r} is not in the catalogue; DARKROOM_WORKER_TRUSTED_REPOS can trust it"
+        )

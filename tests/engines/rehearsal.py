@@ -1,0 +1,183 @@
+"""A deterministic engine for tests and for breaking things on purpose: no torch, no model, no device.
+
+Speaks the worker's own engine protocol (`services.worker.engine.loop`), so it stands wherever the real engine stands:
+
+    DARKROOM_WORKER_ENGINE_MODULE=tests.engines.rehearsal python -m services.worker
+
+A picture is a PNG whose colours are a hash of the request and the plan. What a prompt says, happens, once the words
+"rehearse:" stand before it; a load takes the same words from a call argument named "rehearse" in its plan:
+
+    steps of 0.2 s                      every step takes this long; load of 2 s: so does a load
+    crash at step 3                     os._exit(137); segfault at step 3: a real SIGSEGV
+    hang at step 3                      sleeps for ever; freeze at step 3: for ever, holding the interpreter
+    freeze for 0.5 s at step 3          holds the interpreter that long, then goes on
+    out of memory at step 3             RESOURCE_EXHAUSTED; broken at step 3: BROKEN_OUTPUT
+    crash while loading                 and so on: "while loading", "while encoding", "while decoding"
+
+REHEARSAL_STEP_S and REHEARSAL_LOAD_S set the lengths for all. REHEARSAL_START="crash" or "hang" spoils the start.
+REHEARSAL_LEDGER names a file that gets a line for every load, unload and step, with the process id: what really ran.
+Invariant: same request and plan, same bytes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import re
+import signal
+import struct
+import time
+import zlib
+
+from darkroom.rpc.errors import BrokenOutputError, InternalError, OutOfMemoryError
+from darkroom.v1 import device_pb2, generation_pb2, plan_pb2, worker_pb2
+from services.worker.config import WorkerSettings
+from services.worker.engine.loop import Engine, ItemReporter, LoadReporter, serve
+
+TOTAL_BYTES = 16 * 2**30
+FOR_EVER_S = 10**6
+DEED = re.compile(
+    r"(crash|segfault|hang|freeze|out of memory|broken)(?: for ([\d.]+) s)? (?:at step (\d+)|while (\w+))"
+)
+LENGTH = re.compile(r"(steps|load) of ([\d.]+) s")
+
+
+class Script:
+    """What a text asks to happen, by the moment: "step 3", "loading"."""
+
+    def __init__(self, text: str) -> None:
+        _, _, orders = text.partition("rehearse:")
+        self.deeds = {
+            f"step {step}" if step else moment: (deed, float(seconds or FOR_EVER_S))
+            for deed, seconds, step, moment in DEED.findall(orders)
+        }
+        lengths = {what: float(seconds) for what, seconds in LENGTH.findall(orders)}
+        self.step_s = lengths.get("steps", float(os.environ.get("REHEARSAL_STEP_S", "0.01")))
+        self.load_s = lengths.get("load", float(os.environ.get("REHEARSAL_LOAD_S", "0.02")))
+
+    def play(self, moment: str) -> None:
+        """Does what was asked for this moment."""
+        deed, seconds = self.deeds.get(moment, ("", 0.0))
+        if deed == "crash":
+            os._exit(137)
+        elif deed == "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif deed == "hang":
+            time.sleep(seconds)
+        elif deed == "freeze":
+            # PyDLL, unlike CDLL, keeps the interpreter's lock during the call.
+            ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+        elif deed == "out of memory":
+            raise OutOfMemoryError(f"rehearsed at {moment}", needed_bytes=2 * TOTAL_BYTES)
+        elif deed == "broken":
+            raise BrokenOutputError(f"rehearsed at {moment}")
+
+
+class RehearsalEngine(Engine):
+    """Pretends to hold the plan's weight bytes, and keeps a ledger."""
+
+    def __init__(self) -> None:
+        self._plan: plan_pb2.Plan | None = None
+        self._ledger = os.environ.get("REHEARSAL_LEDGER", "")
+
+    def open(self, settings: WorkerSettings) -> device_pb2.Device:
+        Script(f"rehearse: {os.environ.get('REHEARSAL_START', '')} while starting").play("starting")
+        return self.read_device()
+
+    def read_device(self) -> device_pb2.Device:
+        held = self._plan.memory.weight_bytes if self._plan is not None else 0
+        total = int(os.environ.get("REHEARSAL_TOTAL_BYTES", TOTAL_BYTES))
+        foreign = int(os.environ.get("REHEARSAL_FOREIGN_BYTES", "0"))
+        return device_pb2.Device(
+            id="cpu",
+            kind=device_pb2.DEVICE_KIND_CPU,
+            name="rehearsal",
+            has_unified_memory=True,
+            memory=device_pb2.DeviceMemory(
+                total_bytes=total,
+                free_bytes=total - foreign - held,
+                engine_bytes=held,
+                foreign_bytes=foreign,
+                host_free_bytes=total - foreign - held,
+            ),
+            versions=device_pb2.SoftwareVersions(torch="0", diffusers="0"),
+        )
+
+    def load(self, plan: plan_pb2.Plan, report: LoadReporter) -> worker_pb2.LoadedModel:
+        if self._plan is not None:
+            self._note(f"overlap {plan.model}")
+            raise InternalError("a load came while another plan was held")
+        orders = [item.string_value for item in plan.call.arguments if item.name == "rehearse"]
+        script = Script("rehearse:" + " ".join(orders))
+        self._note(f"load {plan.model}")
+        script.play("loading")
+        for part in range(1, 11):
+            report.check()
+            time.sleep(script.load_s / 10)
+            phase = generation_pb2.PHASE_ASSEMBLING
+            progress = generation_pb2.Progress(phase=phase, completed=part, total=10, fraction=part / 10)
+            report.progress(progress)
+        report.check()
+        self._plan = plan
+        held = plan.memory.weight_bytes
+        return worker_pb2.LoadedModel(plan=plan, planned_bytes=held, measured_bytes=held)
+
+    def unload(self) -> None:
+        if self._plan is not None:
+            self._note(f"unload {self._plan.model}")
+        self._plan = None
+
+    def generate(self, item: worker_pb2.RunItem, report: ItemReporter) -> None:
+        assert self._plan is not None, "the supervisor sends runs only to a loaded model"
+        script, request = Script(item.request.prompt), item.request
+        report.progress(generation_pb2.Progress(phase=generation_pb2.PHASE_ENCODING, fraction=0.0))
+        script.play("encoding")
+        for step in range(1, request.steps + 1):
+            report.check()
+            script.play(f"step {step}")
+            time.sleep(script.step_s)
+            self._note(f"step {item.job_id} {step}")
+            phase = generation_pb2.PHASE_DENOISING
+            fraction = 0.05 + 0.9 * step / request.steps
+            report.progress(
+                generation_pb2.Progress(phase=phase, completed=step, total=request.steps, fraction=fraction)
+            )
+        report.progress(generation_pb2.Progress(phase=generation_pb2.PHASE_DECODING, fraction=0.95))
+        script.play("decoding")
+        data = paint(request, self._plan)
+        output = generation_pb2.Output(
+            content_type="image/png",
+            size_bytes=len(data),
+            sha256=hashlib.sha256(data).hexdigest(),
+            width=request.width,
+            height=request.height,
+            seed=request.seed,
+            engagements=[generation_pb2.Engagement(knob="guidance", engaged=f"{request.guidance:g}")],
+        )
+        report.finish(output, data)
+
+    def _note(self, line: str) -> None:
+        if self._ledger:
+            with open(self._ledger, "a", encoding="utf-8") as ledger:
+                ledger.write(f"{os.getpid()} {line}\n")
+
+
+def paint(request: generation_pb2.GenerationRequest, plan: plan_pb2.Plan) -> bytes:
+    """Returns a PNG of the requested size: a checker of 8 by 4 colours that a hash of request and plan chose."""
+    seed = request.SerializeToString(deterministic=True) + plan.SerializeToString(deterministic=True)
+    colours = hashlib.shake_256(seed).digest(8 * 4 * 3)
+    cells = [colours[place : place + 3] for place in range(0, len(colours), 3)]
+    rows = bytearray()
+    for y in range(request.height):
+        band = cells[(y * 4 // request.height) * 8 :][:8]
+        rows += b"\0" + b"".join(band[x * 8 // request.width] for x in range(request.width))
+    header = struct.pack(">IIBBBBB", request.width, request.height, 8, 2, 0, 0, 0)
+    blocks = ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(rows), 6)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in blocks
+    )
+
+
+if __name__ == "__main__":
+    serve(RehearsalEngine)
