@@ -13,7 +13,9 @@
     │   ├── NothingFitsError                          NOTHING_FITS          every candidate needs more than there is
     │   ├── WorkerHeldError                           WORKER_HELD           another token holds the worker
     │   ├── NotLoadedError                            NOT_LOADED            another model, or none, is loaded
+    │   ├── KernelFailedError                         KERNEL_FAILED         a kernel, compilation or quantisation failed
     │   ├── NoOutputError                             NO_OUTPUT             the job has no file
+    │   ├── PoisonError                               POISON                the job ended its engine process again and again
     │   ├── InvalidCatalogueError                     INVALID_CATALOGUE     a file of model facts is wrong
     │   └── SourceRefusedError                        SOURCE_REFUSED        untrusted, gated or missing checkpoint
     ├── OffsetError              OUT_OF_RANGE         OFFSET_PAST_END
@@ -24,6 +26,7 @@
     │   └── DiskFullError                             DISK_FULL
     ├── UnavailableError         UNAVAILABLE
     │   ├── NoWorkerError                             NO_WORKER             nobody there to run it
+    │   ├── NoPlannerError                            NO_PLANNER            the planner does not answer
     │   ├── WorkerLostError                           WORKER_LOST           the worker stopped answering
     │   ├── EngineDiedError                           ENGINE_DIED           the engine process ended, supervisor alive
     │   ├── EngineHungError                           ENGINE_HUNG           no progress within the idle budget; killed
@@ -151,8 +154,16 @@ class NotLoadedError(PreconditionError):
     reason = "NOT_LOADED"
 
 
+class KernelFailedError(PreconditionError):
+    reason = "KERNEL_FAILED"
+
+
 class NoOutputError(PreconditionError):
     reason = "NO_OUTPUT"
+
+
+class PoisonError(PreconditionError):
+    reason = "POISON"
 
 
 class InvalidCatalogueError(PreconditionError):
@@ -200,6 +211,10 @@ class UnavailableError(DarkroomError):
 
 class NoWorkerError(UnavailableError):
     reason = "NO_WORKER"
+
+
+class NoPlannerError(UnavailableError):
+    reason = "NO_PLANNER"
 
 
 class WorkerLostError(UnavailableError):

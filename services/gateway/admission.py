@@ -1,0 +1,157 @@
+"""Whether a request may be queued, and with which values: the model's defaults and limits, field by field.
+
+Knows nothing of families, workers or Redis: all that it checks against is in the Model message. Invariant: an admitted
+request has every field filled in and could be run; a refused one names every wrong field.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from darkroom.rpc.errors import InvalidRequestError
+from darkroom.v1 import device_pb2, generation_pb2, model_pb2, plan_pb2
+
+# A drawn seed survives a trip through JSON, whose numbers are doubles.
+DRAWN_SEED_BITS = 53
+
+FindModel = Callable[[str], model_pb2.Model]
+
+
+def admit(request: generation_pb2.GenerationRequest, find_model: FindModel) -> generation_pb2.GenerationRequest:
+    """Returns the request with every field filled in: the model's own name, defaults, a drawn seed.
+
+    Raises:
+        InvalidRequestError: names every wrong field, `request.width` and so on.
+        UnknownModelError: no model is called so.
+    """
+    if not request.model:
+        raise InvalidRequestError({"request.model": "is empty; `darkroom models` lists the names"})
+    model = find_model(request.model)
+    full = _filled(request, model)
+    violations = {
+        **_text_violations(full, model.limits),
+        **_size_violations(full, model),
+        **_number_violations(full, model),
+        **_enum_violations(full),
+    }
+    if violations:
+        raise InvalidRequestError(violations, model=model.name, **_limit_facts(model.limits))
+    return full
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises InvalidRequestError unless the id is empty or a UUID."""
+    if not request_id:
+        return
+    try:
+        is_uuid = str(uuid.UUID(request_id)) == request_id.lower()
+    except ValueError:
+        is_uuid = False
+    if not is_uuid:
+        text = f"{request_id[:64]!r} is no UUID; send one such as {uuid.UUID(int=0)}, made by uuid4, or leave it out"
+        raise InvalidRequestError({"request_id": text})
+
+
+def kind_of(request: generation_pb2.GenerationRequest) -> str:
+    """Returns what jobs share that run on the same loaded plan: model and preferences."""
+    wishes = request.preferences
+    return f"{request.model}/{wishes.scheme}.{wishes.memory_mode}.{wishes.speed_mode}"
+
+
+def _filled(request: generation_pb2.GenerationRequest, model: model_pb2.Model) -> generation_pb2.GenerationRequest:
+    full = generation_pb2.GenerationRequest()
+    full.CopyFrom(request)
+    full.model = model.name
+    defaults = model.defaults
+    if not full.HasField("width"):
+        full.width = defaults.width
+    if not full.HasField("height"):
+        full.height = defaults.height
+    if not full.HasField("steps"):
+        full.steps = defaults.steps
+    if not full.HasField("guidance"):
+        full.guidance = defaults.guidance
+    if not full.HasField("negative_prompt"):
+        full.negative_prompt = defaults.negative_prompt if model.limits.uses_negative_prompt else ""
+    if not full.HasField("seed"):
+        full.seed = secrets.randbits(DRAWN_SEED_BITS)
+    if full.format == generation_pb2.OUTPUT_FORMAT_UNSPECIFIED:
+        full.format = generation_pb2.OUTPUT_FORMAT_PNG
+    return full
+
+
+def _text_violations(request: generation_pb2.GenerationRequest, limits: model_pb2.GenerationLimits) -> dict[str, str]:
+    found = {}
+    for name in ("prompt", "negative_prompt"):
+        text = getattr(request, name)
+        if "\0" in text:
+            found[f"request.{name}"] = "holds a NUL character; remove it"
+        elif len(text) > limits.max_prompt_characters:
+            found[f"request.{name}"] = f"has {len(text)} characters; at most {limits.max_prompt_characters} are read"
+    if not request.prompt.strip():
+        found["request.prompt"] = "is empty; say what to show"
+    if request.negative_prompt and not limits.uses_negative_prompt:
+        found.setdefault("request.negative_prompt", "is not used by this model; leave it out")
+    return found
+
+
+def _size_violations(request: generation_pb2.GenerationRequest, model: model_pb2.Model) -> dict[str, str]:
+    limits = model.limits
+    found = {}
+    for name in ("width", "height"):
+        side = getattr(request, name)
+        multiple = max(1, limits.side_multiple)
+        rule = f"{limits.min_side} to {limits.max_side} pixels in multiples of {multiple}"
+        if not limits.min_side <= side <= limits.max_side:
+            found[f"request.{name}"] = f"is {side}; {model.name} takes {rule}"
+        elif side % multiple:
+            near = min(max(round(side / multiple) * multiple, limits.min_side), limits.max_side)
+            found[f"request.{name}"] = f"is {side}; {model.name} takes {rule}, such as {near}"
+    return found
+
+
+def _number_violations(request: generation_pb2.GenerationRequest, model: model_pb2.Model) -> dict[str, str]:
+    limits = model.limits
+    found = {}
+    if not 1 <= request.steps <= limits.max_steps:
+        found["request.steps"] = f"is {request.steps}; {model.name} takes 1 to {limits.max_steps}"
+    if not (math.isfinite(request.guidance) and 0 <= request.guidance <= limits.max_guidance):
+        found["request.guidance"] = f"is {request.guidance:g}; {model.name} takes 0 to {limits.max_guidance:g}"
+    return found
+
+
+def _enum_violations(request: generation_pb2.GenerationRequest) -> dict[str, str]:
+    wishes = request.preferences
+    checks: tuple[tuple[str, int, Any], ...] = (
+        ("format", request.format, generation_pb2.OutputFormat),
+        ("preferences.scheme", wishes.scheme, device_pb2.Scheme),
+        ("preferences.memory_mode", wishes.memory_mode, plan_pb2.MemoryMode),
+        ("preferences.speed_mode", wishes.speed_mode, plan_pb2.SpeedMode),
+    )
+    return {
+        f"request.{name}": f"is {value}; known are {', '.join(kind.keys()[1:])}"
+        for name, value, kind in checks
+        if value not in kind.values()
+    }
+
+
+def check_preferences(wishes: plan_pb2.PlanPreferences) -> None:
+    """Raises InvalidRequestError for values that no enum knows."""
+    found = _enum_violations(generation_pb2.GenerationRequest(preferences=wishes))
+    if found:
+        raise InvalidRequestError({name.removeprefix("request."): problem for name, problem in found.items()})
+
+
+def _limit_facts(limits: model_pb2.GenerationLimits) -> dict[str, Any]:
+    return {
+        "min_side_pixels": limits.min_side,
+        "max_side_pixels": limits.max_side,
+        "side_multiple_pixels": limits.side_multiple,
+        "max_steps": limits.max_steps,
+        "max_guidance": limits.max_guidance,
+        "max_prompt_characters": limits.max_prompt_characters,
+    }

@@ -1,0 +1,63 @@
+"""Settings of the gateway.
+
+Knows nothing of what they are used for. Invariant: every setting has a default that works on one machine.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pydantic import Field
+
+from darkroom.rpc.settings import Settings
+
+
+def _default_data_dir() -> Path:
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "darkroom"
+
+
+class GatewaySettings(Settings):
+    """What an operator may set; each field is read from DARKROOM_<NAME>."""
+
+    gateway_listen: str = Field("127.0.0.1:50051", description="Address to serve on; port 0 takes a free one.")
+    gateway_workers: str = Field(
+        "127.0.0.1:50061",
+        description="Workers, comma separated: host:port, or dns:///name:port, which is looked up again every 10 s.",
+    )
+    gateway_planner: str = Field("127.0.0.1:50052", description="Address of the planner.")
+    redis_url: str = Field(
+        "", description="An existing Redis, redis://host:port/0. Empty: an embedded server in the data directory."
+    )
+    redis_trusted: bool = Field(
+        False,
+        description="Accept a Redis that can't show that its writes are durable. Jobs may be lost when it restarts.",
+    )
+    data_dir: Path = Field(
+        default_factory=_default_data_dir, description="Where outputs and the embedded Redis keep their files."
+    )
+    catalog_path: str = Field("", description=f"Extra family files or folders, separated by {os.pathsep!r}.")
+    gateway_max_queued: int = Field(1000, ge=1, description="Jobs that may wait; one more is refused.")
+    gateway_lease_s: float = Field(
+        15.0, ge=0.5, le=600, description="Seconds after which a silent gateway's running jobs go to another one."
+    )
+    gateway_patience_s: float = Field(
+        10.0, ge=0, description="Longest that a job waits for a worker that has its model loaded, or is overtaken."
+    )
+    gateway_worker_lost_s: float = Field(
+        5.0, gt=0, description="Seconds of failed attempts to reach a worker until its job goes elsewhere."
+    )
+    gateway_worker_silence_s: float = Field(
+        30.0,
+        gt=0,
+        description="Seconds without any message of a running worker, which beats every 10, until it is lost.",
+    )
+    gateway_hang_slack_s: float = Field(
+        10.0, ge=0, description="Seconds beyond a phase's idle budget that the worker gets to end a hung engine itself."
+    )
+    gateway_max_lost: int = Field(16, ge=1, description="Lost workers after which a job fails.")
+    gateway_max_deaths: int = Field(2, ge=1, description="Dead engines after which a job fails as poison.")
+    gateway_retention_s: float = Field(
+        7 * 86400.0, ge=60, description="Seconds that ended jobs and their outputs are kept."
+    )

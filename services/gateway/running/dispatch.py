@@ -1,0 +1,138 @@
+"""Who works where: an attendant a worker claims job after job; a sweeper adopts what other gateways left behind.
+
+Knows nothing of how a job is driven. Invariant: once draining, nothing new is claimed or adopted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+from darkroom.rpc.errors import DarkroomError, DrainingError, UnknownWorkerError, WorkerLostError, error_to_message
+from darkroom.rpc.logs import log
+from services.gateway.running.resources import Resources
+from services.gateway.running.runner import Runner
+from services.gateway.running.verdict import Verdict, final_error
+from services.gateway.store import bell
+from services.gateway.store.jobs import Setback
+from services.gateway.store.record import Claim
+from services.gateway.workers.seat import Seat
+
+# Rings can be missed while Redis restarts; this often an idle attendant looks by itself.
+LOOK_S = 1.0
+STORE_PAUSE_S = 0.25
+
+
+class Dispatch:
+    """All attendants of one gateway."""
+
+    def __init__(self, means: Resources) -> None:
+        self._means = means
+        self._is_draining = False
+        self._runners: dict[str, Runner] = {}
+        self._adopted: set[asyncio.Task[None]] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    async def attend(self, seat: Seat) -> None:
+        """Runs job after job on one worker, until cancelled."""
+        with self._means.bell.topic(bell.QUEUE) as news:
+            while not self._is_draining:
+                await seat.until_free()
+                news.ticket()
+                try:
+                    pause_s = await self._serve(seat)
+                except DarkroomError as error:
+                    log.warning("claim_failed", reason=error.reason)
+                    pause_s = STORE_PAUSE_S
+                if pause_s:
+                    await news.wait(min(pause_s, LOOK_S))
+
+    async def sweep(self) -> None:
+        """Adopts running jobs whose gateways are gone, until cancelled."""
+        look_s = min(LOOK_S, self._means.settings.gateway_lease_s / 5)
+        try:
+            with self._means.bell.topic(bell.LEASES) as news:
+                while not self._is_draining:
+                    news.ticket()
+                    with contextlib.suppress(DarkroomError):
+                        while (claim := await self._adopt()) is not None:
+                            task = asyncio.create_task(self._resume(claim), name=f"adopted-{claim.job.id}")
+                            self._adopted.add(task)
+                            task.add_done_callback(self._adopted.discard)
+                    await news.wait(look_s)
+                await asyncio.Event().wait()
+        finally:
+            for task in list(self._adopted):
+                task.cancel()
+            await asyncio.gather(*self._adopted, return_exceptions=True)
+
+    async def drain(self, patience_s: float) -> None:
+        """Claims nothing more; waits for what runs, then hands the rest over."""
+        self._is_draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(patience_s):
+                await self._idle.wait()
+        for runner in list(self._runners.values()):
+            runner.hand_over()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5.0):
+                await self._idle.wait()
+
+    async def _serve(self, seat: Seat) -> float:
+        """Claims a job for a worker and drives it; returns how long to wait for another, 0 after a job."""
+        if self._is_draining:
+            return LOOK_S
+        settings = self._means.settings
+        elsewhere = {
+            other.kind for other in self._means.pool.seats if other is not seat and other.is_reachable and other.kind
+        }
+        claim = await self._means.jobs.claim(
+            seat.worker_id,
+            seat.kind,
+            sorted(elsewhere - {seat.kind}),
+            settings.gateway_patience_s,
+            settings.gateway_lease_s,
+        )
+        if not isinstance(claim, Claim):
+            return claim
+        if self._is_draining:
+            # The signal came while the claim was on its way.
+            draining = error_to_message(DrainingError("this gateway is stopping"))
+            await self._means.jobs.requeue(claim, Setback.RELEASED, 1, draining)
+            return LOOK_S
+        await self._drive(seat, claim)
+        return 0.0
+
+    async def _drive(self, seat: Seat, claim: Claim) -> None:
+        runner = Runner(self._means, seat, claim)
+        self._runners[claim.run_id] = runner
+        self._idle.clear()
+        try:
+            await runner.run()
+        finally:
+            self._runners.pop(claim.run_id, None)
+            if not self._runners:
+                self._idle.set()
+
+    async def _adopt(self) -> Claim | None:
+        return None if self._is_draining else await self._means.jobs.adopt(self._means.settings.gateway_lease_s)
+
+    async def _resume(self, claim: Claim) -> None:
+        """Drives an adopted job on the worker that has it, once that answers; else the worker is lost."""
+        settings = self._means.settings
+        deadline = time.monotonic() + settings.gateway_worker_lost_s
+        while time.monotonic() < deadline:
+            with contextlib.suppress(UnknownWorkerError):
+                seat = self._means.pool.find(claim.job.worker_id)
+                if seat.is_reachable:
+                    await self._drive(seat, claim)
+                    return
+            await asyncio.sleep(0.1)
+        log.warning("adopted_worker_missing", job_id=claim.job.id, worker_id=claim.job.worker_id)
+        lost = WorkerLostError(f"worker {claim.job.worker_id} is gone", worker_id=claim.job.worker_id)
+        bound = settings.gateway_max_lost
+        failed = error_to_message(final_error(lost, Verdict.LOST, bound))
+        with contextlib.suppress(DarkroomError):
+            await self._means.jobs.requeue(claim, Setback.LOST, bound, failed)

@@ -1,0 +1,138 @@
+"""Getting a worker to hold the right plan: inspect, plan, load, and plan once more where the worker asks for it.
+
+Knows nothing of Redis or jobs' states. Invariant: what is loaded in the end is the planner's plan for this worker's
+device, or the fallback that the plan itself names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+
+from darkroom.rpc.errors import NothingFitsError, SourceRefusedError, WorkerLostError
+from darkroom.rpc.logs import log
+from darkroom.v1 import device_pb2, plan_pb2, planner_service_pb2, worker_pb2, worker_service_pb2
+from services.gateway.workers.client import PlannerClient
+from services.gateway.workers.seat import Seat
+
+# Parts of a plan that explain it and change with the moment's memory; two plans that differ only here run the same.
+EXPLAINING = ("memory", "reasons", "fallbacks", "workload", "idle")
+
+
+@dataclass(frozen=True)
+class Need:
+    """What must be loaded."""
+
+    model: str
+    preferences: plan_pb2.PlanPreferences
+    workload: plan_pb2.Workload | None
+    # As admission.kind_of names it.
+    kind: str
+
+
+async def ensure_loaded(
+    seat: Seat, planner: PlannerClient, need: Need, token: worker_pb2.FencingToken
+) -> AsyncGenerator[worker_pb2.LoadEvent, None]:
+    """Makes `seat` hold the plan for `need`; yields what happens, `loaded` last.
+
+    Raises:
+        SourceRefusedError: the worker's machine can't get the model.
+        NothingFitsError: no plan fits; lists the candidates.
+        DarkroomError: what planner or worker fail with.
+    """
+    await seat.look()
+    if seat.status is None or not seat.is_reachable:
+        raise WorkerLostError(f"worker {seat.address} does not answer: {seat.problem}")
+    inspection = await seat.client.inspect(need.model)
+    if inspection.problem:
+        raise SourceRefusedError(inspection.problem, model=need.model)
+    plan = await _plan(planner, need, seat.status.device, inspection)
+    loaded = seat.loaded_plan
+    if loaded is not None and _is_satisfied(plan, loaded):
+        seat.remember_cover(need.kind, plan.workload)
+        yield worker_pb2.LoadEvent(loaded=seat.status.loaded)
+        return
+    async for event in _load(seat, planner, need, plan, inspection, token):
+        yield event
+
+
+async def load_fallback(
+    seat: Seat, plan: plan_pb2.Plan, kind: str, token: worker_pb2.FencingToken
+) -> AsyncGenerator[worker_pb2.LoadEvent, None]:
+    """Loads one plan as it is; yields what happens, `loaded` last."""
+    request = worker_service_pb2.LoadRequest(plan=plan, token=token, replanned=True)
+    async for event in _events(seat, request):
+        if event.HasField("loaded"):
+            seat.remember_load(event.loaded, kind, plan.workload)
+        yield event
+
+
+def next_fallback(plan: plan_pb2.Plan | None, trigger: int) -> plan_pb2.Plan | None:
+    """Returns what `plan` says to do after `trigger`, None where it says nothing."""
+    if plan is None:
+        return None
+    return next((item.plan for item in plan.fallbacks if item.trigger == trigger), None)
+
+
+async def _load(
+    seat: Seat,
+    planner: PlannerClient,
+    need: Need,
+    plan: plan_pb2.Plan,
+    inspection: worker_pb2.Inspection,
+    token: worker_pb2.FencingToken,
+) -> AsyncGenerator[worker_pb2.LoadEvent, None]:
+    request = worker_service_pb2.LoadRequest(plan=plan, token=token)
+    replan: worker_pb2.Replan | None = None
+    async for event in _events(seat, request):
+        if event.HasField("replan"):
+            replan = event.replan
+            break
+        if event.HasField("loaded"):
+            seat.remember_load(event.loaded, need.kind, plan.workload)
+        yield event
+    if replan is None:
+        return
+    log.info("replanning", reason=replan.reason)
+    plan = await _plan(planner, need, replan.device, inspection)
+    async for event in load_fallback(seat, plan, need.kind, token):
+        yield event
+
+
+async def _events(seat: Seat, request: worker_service_pb2.LoadRequest) -> AsyncGenerator[worker_pb2.LoadEvent, None]:
+    """A load's events; one that ends without `loaded` or `replan` is a lost worker."""
+    seat.forget_loaded()
+    async with contextlib.aclosing(seat.client.load(request)) as events:
+        async for event in events:
+            yield event
+            if event.HasField("loaded") or event.HasField("replan"):
+                return
+    raise WorkerLostError(f"worker {seat.address} ended a load without a result")
+
+
+async def _plan(
+    planner: PlannerClient, need: Need, device: device_pb2.Device, inspection: worker_pb2.Inspection
+) -> plan_pb2.Plan:
+    request = planner_service_pb2.PlanRequest(
+        model=need.model, device=device, preferences=need.preferences, workload=need.workload, inspection=inspection
+    )
+    answer = await planner.ask(request)
+    if answer.HasField("plan"):
+        return answer.plan
+    tried = "; ".join(f"{item.reason.code}: {item.reason.sentence}" for item in answer.no_fit.candidates)
+    raise NothingFitsError(f"{need.model} does not fit {device.name or device.id}: {tried}", model=need.model)
+
+
+def _is_satisfied(plan: plan_pb2.Plan, loaded: plan_pb2.Plan) -> bool:
+    """True if `loaded` is what `plan` would load, or one of the fallbacks that it would come to."""
+    wanted = _essence(loaded)
+    return any(_essence(candidate) == wanted for candidate in (plan, *(item.plan for item in plan.fallbacks)))
+
+
+def _essence(plan: plan_pb2.Plan) -> bytes:
+    bare = plan_pb2.Plan()
+    bare.CopyFrom(plan)
+    for name in EXPLAINING:
+        bare.ClearField(name)  # type: ignore[arg-type]
+    return bare.SerializeToString(deterministic=True)

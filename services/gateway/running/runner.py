@@ -1,0 +1,185 @@
+"""Drives one claimed job to an end: terminal, back in the queue, or handed to another gateway.
+
+Knows nothing of plans or RPCs. Invariant: whatever happens, the job is left terminal, queued, or under a lease that
+runs out; and a file that lost its job is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import enum
+
+import structlog
+
+from darkroom.rpc.errors import (
+    CancelledError,
+    DarkroomError,
+    EngineHungError,
+    InternalError,
+    StaleTokenError,
+    StoreUnavailableError,
+    WorkerLostError,
+    error_to_message,
+)
+from darkroom.rpc.logs import log
+from darkroom.rpc.serving import owned_task
+from services.gateway.running.attempt import Attempt
+from services.gateway.running.lease import Lease
+from services.gateway.running.resources import Resources
+from services.gateway.running.verdict import Verdict, final_error, judge
+from services.gateway.store import bell
+from services.gateway.store.jobs import Setback
+from services.gateway.store.record import Claim
+from services.gateway.workers.seat import Seat
+
+CANCEL_AGAIN_S = 1.0
+# Verdicts that are the worker's fault, after which it rests.
+WORKERS_FAULT = (Verdict.LOST, Verdict.RELEASE, Verdict.DEATH)
+SETBACKS = {Verdict.RELEASE: Setback.RELEASED, Verdict.LOST: Setback.LOST, Verdict.DEATH: Setback.DEATH}
+
+
+class Stop(enum.Enum):
+    """Why an attempt was broken off from outside."""
+
+    LEASE_LOST = "another gateway may have the job"
+    HUNG = "no progress within the idle budget"
+    CANCEL = "somebody wants it cancelled, and the worker does not have it yet"
+    HAND_OVER = "this gateway is stopping"
+
+
+class Runner:
+    """One job's driver."""
+
+    def __init__(self, means: Resources, seat: Seat, claim: Claim) -> None:
+        self._means = means
+        self._seat = seat
+        self._claim = claim
+        settings = means.settings
+        self._lease = Lease(
+            means.jobs,
+            claim,
+            settings.gateway_lease_s,
+            settings.gateway_hang_slack_s,
+            lost=lambda: self._stop(Stop.LEASE_LOST),
+            hung=lambda: self._stop(Stop.HUNG),
+            cancel=self._want_cancel,
+        )
+        self._attempt = Attempt(means, seat, claim, self._lease, self._want_cancel)
+        self._cancel_wanted = asyncio.Event()
+        self._body: asyncio.Task[None] | None = None
+        self._stopped: Stop | None = None
+
+    async def run(self) -> None:
+        """Drives the job. Returns when it is no longer this gateway's."""
+        job = self._claim.job
+        with structlog.contextvars.bound_contextvars(job_id=job.id):
+            log.info("job_adopted" if self._claim.is_adopted else "job_claimed", worker_id=job.worker_id)
+            try:
+                async with (
+                    owned_task(self._lease.keep(), f"lease-{job.id}"),
+                    owned_task(self._obey_cancel(), f"cancel-{job.id}"),
+                ):
+                    await self._end(await self._outcome())
+            except (StaleTokenError, StoreUnavailableError) as lost:
+                log.warning("job_abandoned", reason=lost.reason)
+
+    def hand_over(self) -> None:
+        """Stops driving; another gateway adopts the job at once, and the worker goes on meanwhile."""
+        self._stop(Stop.HAND_OVER)
+
+    async def _outcome(self) -> DarkroomError | None:
+        """Runs the attempt; returns what ended it, None if the job succeeded."""
+        self._body = asyncio.create_task(self._succeed(), name=f"attempt-{self._claim.job.id}")
+        try:
+            await self._body
+        except asyncio.CancelledError:
+            if self._stopped is None:
+                raise
+        except DarkroomError as error:
+            return error
+        except Exception as bug:  # the job boundary: a bug fails one job, not the gateway
+            log.exception("attempt_failed")
+            return InternalError(f"the gateway failed with {type(bug).__name__}; its log has the traceback")
+        return None
+
+    async def _succeed(self) -> None:
+        output = await self._attempt.run()
+        job, token = self._claim.job, self._claim.token
+        try:
+            if self._cancel_wanted.is_set():
+                raise CancelledError("the job was cancelled on request")
+            await self._attempt.insist(lambda: self._means.jobs.succeed(self._claim, output))
+        except (StaleTokenError, CancelledError):
+            self._means.outputs.delete(job.id, token.counter)
+            raise
+        log.info(
+            "job_succeeded", size_bytes=output.size_bytes, engine_s=output.engine_time.ToTimedelta().total_seconds()
+        )
+        self._seat.went_well()
+        await self._acknowledge()
+
+    async def _end(self, error: DarkroomError | None) -> None:
+        """Leaves the job as it should be left."""
+        if self._stopped is Stop.LEASE_LOST:
+            raise StaleTokenError("the lease was lost")
+        if self._stopped is Stop.HAND_OVER:
+            await self._means.jobs.forfeit(self._claim)
+            log.info("job_handed_over")
+            return
+        if self._stopped is Stop.CANCEL:
+            error = CancelledError("the job was cancelled on request")
+        if self._stopped is Stop.HUNG:
+            text = "neither progress nor an error came within the idle budget and its slack"
+            await self._set_back(EngineHungError(text), Verdict.LOST)
+        elif error is not None:
+            verdict = judge(error, is_cancel_wanted=self._cancel_wanted.is_set())
+            await (self._fail(error) if verdict is Verdict.FAIL else self._set_back(error, verdict))
+
+    async def _fail(self, error: DarkroomError) -> None:
+        log.warning("job_failed", reason=error.reason)
+        await self._attempt.insist(lambda: self._means.jobs.fail(self._claim, error_to_message(error)))
+        await self._acknowledge()
+
+    async def _set_back(self, error: DarkroomError, verdict: Verdict) -> None:
+        log.warning("attempt_ended", reason=error.reason, verdict=verdict.name, message=error.message)
+        if verdict is Verdict.ABANDON:
+            # Either a newer claim has the job, which the store says now, or the worker was taken from it.
+            verdict = Verdict.RELEASE
+        settings = self._means.settings
+        bound = settings.gateway_max_deaths if verdict is Verdict.DEATH else settings.gateway_max_lost
+        failed = error_to_message(final_error(error, verdict, bound))
+        if verdict in WORKERS_FAULT:
+            self._seat.went_wrong()
+        if isinstance(error, WorkerLostError):
+            self._seat.lost(error.message)
+        else:
+            await self._acknowledge()
+        await self._attempt.insist(lambda: self._means.jobs.requeue(self._claim, SETBACKS[verdict], bound, failed))
+
+    async def _acknowledge(self) -> None:
+        """Lets the worker forget; it does so by itself in time where this does not reach it."""
+        with contextlib.suppress(DarkroomError):
+            await self._seat.client.acknowledge(self._claim.job.id, self._claim.token)
+
+    async def _obey_cancel(self) -> None:
+        """Waits until somebody wants the job cancelled, and sees to it."""
+        with self._means.bell.topic(bell.cancelling(self._claim.job.id)) as asked:
+            while not self._cancel_wanted.is_set():
+                if await asked.wait(CANCEL_AGAIN_S):
+                    self._cancel_wanted.set()
+        while True:
+            if not self._attempt.is_on_worker:
+                self._stop(Stop.CANCEL)
+                return
+            with contextlib.suppress(DarkroomError):
+                await self._seat.client.cancel(self._claim.job.id)
+            await asyncio.sleep(CANCEL_AGAIN_S)
+
+    def _want_cancel(self) -> None:
+        self._cancel_wanted.set()
+
+    def _stop(self, why: Stop) -> None:
+        if self._stopped is None and self._body is not None and not self._body.done():
+            self._stopped = why
+            self._body.cancel()

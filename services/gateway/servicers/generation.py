@@ -1,0 +1,184 @@
+"""GenerationService: jobs.
+
+Knows nothing of how jobs are kept or run. Invariant: only a drop that a living gateway sees cancels a `Generate`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import TypeAlias
+
+import grpc
+
+from darkroom.rpc.errors import DarkroomError, DrainingError, InvalidRequestError, NoOutputError
+from darkroom.rpc.logs import log
+from darkroom.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc, job_pb2, worker_pb2
+from services.gateway.admission import FindModel, admit, check_request_id, kind_of
+from services.gateway.outputs import Outputs
+from services.gateway.paging import make_token, page_size, read_token
+from services.gateway.store.events import Events
+from services.gateway.store.jobs import Jobs, digest_of
+from services.gateway.store.record import is_terminal
+from services.gateway.workers.pool import Pool
+
+Context: TypeAlias = grpc.aio.ServicerContext
+ALL_STATES = job_pb2.JobState.values()[1:]
+
+
+class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):  # type: ignore[misc]
+    """Serves jobs.
+
+    Args:
+        find_model: the catalogue's look-up.
+        drained: set when this gateway has stopped driving jobs; ends the streams.
+    """
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        events: Events,
+        outputs: Outputs,
+        pool: Pool,
+        find_model: FindModel,
+        max_queued: int,
+        drained: asyncio.Event,
+    ) -> None:
+        self._jobs = jobs
+        self._events = events
+        self._outputs = outputs
+        self._pool = pool
+        self._find_model = find_model
+        self._max_queued = max_queued
+        self._drained = drained
+        self.is_stopping = False
+        self._cancels: set[asyncio.Task[None]] = set()
+
+    async def SubmitJob(
+        self, request: generation_service_pb2.SubmitJobRequest, context: Context
+    ) -> generation_service_pb2.SubmitJobResponse:
+        return generation_service_pb2.SubmitJobResponse(job=await self._submit(request.request, request.request_id))
+
+    async def GetJob(
+        self, request: generation_service_pb2.GetJobRequest, context: Context
+    ) -> generation_service_pb2.GetJobResponse:
+        return generation_service_pb2.GetJobResponse(job=self._explained(await self._jobs.get(request.job_id)))
+
+    async def ListJobs(
+        self, request: generation_service_pb2.ListJobsRequest, context: Context
+    ) -> generation_service_pb2.ListJobsResponse:
+        size = page_size(request.page_size, 50, 500)
+        states = sorted(set(request.states)) or ALL_STATES
+        if unknown := [state for state in states if state not in ALL_STATES]:
+            raise InvalidRequestError(
+                {"states": f"holds {unknown[0]}; known are {', '.join(job_pb2.JobState.keys()[1:])}"}
+            )
+        query = f"jobs {states}"
+        found = await self._jobs.newest(states, read_token(request.page_token, query), size + 1)
+        token = make_token(found[size - 1].id, query) if len(found) > size else ""
+        return generation_service_pb2.ListJobsResponse(jobs=found[:size], next_page_token=token)
+
+    async def CancelJob(
+        self, request: generation_service_pb2.CancelJobRequest, context: Context
+    ) -> generation_service_pb2.CancelJobResponse:
+        job = await self._jobs.cancel(request.job_id)
+        log.info("cancel_asked", job_id=job.id, state=job_pb2.JobState.Name(job.state))
+        return generation_service_pb2.CancelJobResponse(job=job)
+
+    async def WatchJob(
+        self, request: generation_service_pb2.WatchJobRequest, context: Context
+    ) -> AsyncIterator[generation_service_pb2.WatchJobResponse]:
+        if request.after_sequence < 0:
+            raise InvalidRequestError({"after_sequence": f"is {request.after_sequence}; send 0 for all events"})
+        async for event in self._watch(request.job_id, request.after_sequence):
+            yield generation_service_pb2.WatchJobResponse(event=event)
+
+    async def DownloadOutput(
+        self, request: generation_service_pb2.DownloadOutputRequest, context: Context
+    ) -> AsyncIterator[generation_service_pb2.DownloadOutputResponse]:
+        job = await self._jobs.get(request.job_id)
+        if job.state != job_pb2.JOB_STATE_SUCCEEDED:
+            state = job_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_").lower()
+            raise NoOutputError(f"job {job.id} is {state}; only succeeded jobs have a file", job_id=job.id)
+        is_first = True
+        async for chunk in self._chunks(job, request.offset):
+            if is_first:
+                yield generation_service_pb2.DownloadOutputResponse(output=job.output)
+                is_first = False
+            yield generation_service_pb2.DownloadOutputResponse(chunk=chunk)
+        if is_first:
+            yield generation_service_pb2.DownloadOutputResponse(output=job.output)
+
+    async def Generate(
+        self, request: generation_service_pb2.GenerateRequest, context: Context
+    ) -> AsyncIterator[generation_service_pb2.GenerateResponse]:
+        job = await self._submit(request.request, request.request_id)
+        try:
+            async for event in self._watch(job.id, 0):
+                if event.HasField("job"):
+                    job = event.job
+                yield generation_service_pb2.GenerateResponse(event=event)
+            if job.state == job_pb2.JOB_STATE_SUCCEEDED:
+                async for chunk in self._chunks(job, 0):
+                    yield generation_service_pb2.GenerateResponse(chunk=chunk)
+        finally:
+            if not is_terminal(job) and not self.is_stopping:
+                self._cancel_later(job.id)
+
+    async def close(self) -> None:
+        """Waits for cancellations that dropped streams have left."""
+        await asyncio.gather(*self._cancels, return_exceptions=True)
+
+    async def _submit(self, request: generation_pb2.GenerationRequest, request_id: str) -> job_pb2.Job:
+        check_request_id(request_id)
+        full = admit(request, self._find_model)
+        job = await self._jobs.submit(full, kind_of(full), request_id.lower(), digest_of(request), self._max_queued)
+        log.info("job_accepted", job_id=job.id, model=full.model)
+        return self._explained(job)
+
+    async def _watch(self, job_id: str, after: int) -> AsyncGenerator[job_pb2.JobEvent, None]:
+        """The job's events, until it ends or this gateway does."""
+
+        async def on_quiet(job: job_pb2.Job) -> None:
+            if self._drained.is_set() and not is_terminal(job):
+                text = "this gateway is stopping; watch the job again, the next one answers"
+                raise DrainingError(text, retry_after_s=1.0, job_id=job.id)
+            if job.state == job_pb2.JOB_STATE_QUEUED and (problem := self._pool.explain()):
+                await self._jobs.note(job.id, _waiting(problem))
+
+        async with contextlib.aclosing(self._events.watch(job_id, after, on_quiet)) as events:
+            async for event in events:
+                if event.HasField("job"):
+                    self._explained(event.job)
+                yield event
+
+    async def _chunks(self, job: job_pb2.Job, offset: int) -> AsyncGenerator[worker_pb2.OutputChunk, None]:
+        counter = await self._jobs.file_token(job.id)
+        async with contextlib.aclosing(self._outputs.read(job.id, counter, job.output, offset)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _explained(self, job: job_pb2.Job) -> job_pb2.Job:
+        """A queued job says why it waits, where no worker is there."""
+        if job.state == job_pb2.JOB_STATE_QUEUED:
+            job.progress.phase = generation_pb2.PHASE_QUEUED
+            if problem := self._pool.explain():
+                job.progress.CopyFrom(_waiting(problem))
+        return job
+
+    def _cancel_later(self, job_id: str) -> None:
+        """The stream is gone, and this task with it: another one cancels the job."""
+
+        async def cancel() -> None:
+            with contextlib.suppress(DarkroomError):
+                await self._jobs.cancel(job_id)
+                log.info("dropped_stream_cancels", job_id=job_id)
+
+        task = asyncio.create_task(cancel(), name=f"dropped-{job_id}")
+        self._cancels.add(task)
+        task.add_done_callback(self._cancels.discard)
+
+
+def _waiting(problem: str) -> generation_pb2.Progress:
+    return generation_pb2.Progress(phase=generation_pb2.PHASE_QUEUED, detail=problem)

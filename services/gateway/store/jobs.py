@@ -1,0 +1,275 @@
+"""The jobs: every step of their lives, one script each.
+
+Knows nothing of workers' addresses or RPCs. Invariants: what returns is on disk; a stale token changes nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+
+import redis.asyncio as aioredis
+
+from darkroom.rpc.errors import (
+    CancelledError,
+    QueueFullError,
+    RequestIdReusedError,
+    StaleTokenError,
+    UnknownJobError,
+    WorkerHeldError,
+    error_to_message,
+)
+from darkroom.v1 import error_pb2, generation_pb2, job_pb2, worker_pb2
+from services.gateway.store import keys
+from services.gateway.store.connection import answered
+from services.gateway.store.record import Claim, Fields, claim_of, fields_of, job_message
+from services.gateway.store.scripts import Scripts
+
+# Server time in milliseconds, then random digits: sorts by time.
+JOB_ID = re.compile(r"[0-9a-f]{12}[0-9a-f]{12}")
+CANCELLED = error_to_message(CancelledError("the job was cancelled on request")).SerializeToString()
+
+
+class Setback(enum.StrEnum):
+    """Why a running job goes back to the queue, and what it is charged."""
+
+    RELEASED = "released"
+    LOST = "lost"
+    DEATH = "death"
+
+
+class Jobs:
+    """The jobs of one Redis."""
+
+    def __init__(self, client: aioredis.Redis, scripts: Scripts) -> None:
+        self._client = client
+        self._scripts = scripts
+        # Taken by the first claim of a new database; every gateway offers one.
+        self._store_candidate = secrets.token_hex(8)
+
+    async def submit(
+        self, request: generation_pb2.GenerationRequest, kind: str, request_id: str, digest: str, max_queued: int
+    ) -> job_pb2.Job:
+        """Accepts a job; it is on disk when this returns.
+
+        Args:
+            request: every field filled in.
+            kind: jobs of one kind run on the same loaded plan.
+            request_id: of the caller's making, or "".
+            digest: of the request as it came.
+            max_queued: jobs that may wait.
+
+        Raises:
+            RequestIdReusedError: another request had this id.
+            QueueFullError: too many jobs wait.
+        """
+        data = request.SerializeToString(deterministic=True)
+        suffix = secrets.token_hex(6)
+        answer = await self._scripts.call("submit", suffix, data, kind, request_id, digest, max_queued, lasting=True)
+        outcome = answer[0]
+        if outcome == b"reused":
+            text = (
+                f"request_id {request_id} was used with another request, for job {answer[1].decode()}; take a new one"
+            )
+            raise RequestIdReusedError(text, job_id=answer[1].decode())
+        if outcome == b"full":
+            text = f"{answer[1]} jobs wait already, which is the limit; try again later"
+            raise QueueFullError(text, retry_after_s=5.0, queued_jobs=answer[1], max_queued_jobs=max_queued)
+        return job_message(answer[1].decode(), fields_of(answer[2]))
+
+    async def get(self, job_id: str) -> job_pb2.Job:
+        """Returns a job. Raises UnknownJobError."""
+        check_job_id(job_id)
+        with answered():
+            fields: Fields = await self._client.hgetall(keys.job(job_id))  # type: ignore[assignment]
+        if b"state" not in fields:
+            raise unknown(job_id)
+        return job_message(job_id, fields)
+
+    async def file_token(self, job_id: str) -> int:
+        """Returns the counter of the claim that finished the job: half of its file's name."""
+        with answered():
+            return int(await self._client.hget(keys.job(job_id), "token") or 0)
+
+    async def newest(self, states: Iterable[int], below: str, count: int) -> list[job_pb2.Job]:
+        """Returns up to `count` jobs in any of `states` whose ids sort below `below` ("" for all), newest first."""
+        top = f"({below}" if below else "+"
+        with answered():
+            async with self._client.pipeline(transaction=True) as pipe:
+                for state in states:
+                    pipe.zrange(keys.in_state(state), top, "-", desc=True, bylex=True, offset=0, num=count)
+                found = await pipe.execute()
+            ids = sorted({job_id.decode() for page in found for job_id in page}, reverse=True)[:count]
+            async with self._client.pipeline(transaction=False) as pipe:
+                for job_id in ids:
+                    pipe.hgetall(keys.job(job_id))
+                records = await pipe.execute()
+        return [job_message(job_id, fields) for job_id, fields in zip(ids, records, strict=True) if fields]
+
+    async def num_queued(self) -> int:
+        """Returns how many jobs wait."""
+        with answered():
+            return int(await self._client.zcard(keys.QUEUE))
+
+    async def cancel(self, job_id: str) -> job_pb2.Job:
+        """Ends a queued job, asks a running one to stop. Raises UnknownJobError."""
+        check_job_id(job_id)
+        record = await self._scripts.call("cancel", job_id, CANCELLED, lasting=True)
+        if not record:
+            raise unknown(job_id)
+        return job_message(job_id, fields_of(record))
+
+    async def note(self, job_id: str, progress: generation_pb2.Progress) -> None:
+        """Tells why a queued job waits."""
+        await self._scripts.call("note", job_id, progress.SerializeToString())
+
+    # -- what the holder of a worker does ---------------------------------------------------------------------------
+
+    async def claim(
+        self, worker_id: str, loaded_kind: str, elsewhere: Sequence[str], patience_s: float, lease_s: float
+    ) -> Claim | float:
+        """Takes the next job for a free worker.
+
+        Returns:
+            The claim, or how many seconds to wait for more than a new job; infinite where only a new job helps.
+        """
+        answer = await self._scripts.call(
+            "claim",
+            worker_id,
+            loaded_kind,
+            _ms(patience_s),
+            _ms(lease_s),
+            self._store_candidate,
+            *elsewhere,
+            lasting=True,
+        )
+        if answer[0] == b"claimed":
+            return claim_of(*answer[1:5], is_adopted=False)
+        if answer[0] == b"none" and answer[1] >= 0:
+            return max(0.02, int(answer[1]) / 1000)
+        return float("inf")
+
+    async def adopt(self, lease_s: float) -> Claim | None:
+        """Takes over one running job that its gateway abandoned, if there is one."""
+        answer = await self._scripts.call("adopt", _ms(lease_s), lasting=True)
+        return claim_of(*answer[:4], is_adopted=True) if answer else None
+
+    async def abandon_all_leases(self) -> None:
+        """Makes every running job adoptable at once. Only for whoever knows that no other gateway is alive."""
+        with answered():
+            running: list[bytes] = await self._client.zrange(keys.LEASES, 0, -1)  # type: ignore[assignment]
+            if running:
+                await self._client.zadd(keys.LEASES, dict.fromkeys(running, 0), xx=True)
+
+    async def renew(self, claim: Claim, lease_s: float) -> bool:
+        """Prolongs a lease; returns True if somebody wants the job cancelled. Raises StaleTokenError."""
+        return self._standing(claim, await self._scripts.call("renew", *_guard(claim), _ms(lease_s)))
+
+    async def append(self, claim: Claim, run_sequence: int, progress: generation_pb2.Progress) -> bool:
+        """Keeps a progress, once. Returns and raises as `renew`."""
+        data = progress.SerializeToString()
+        return self._standing(claim, await self._scripts.call("append", *_guard(claim), run_sequence, data))
+
+    async def begin_run(self, claim: Claim, run_id: str) -> None:
+        """Names the next run of the same attempt. Raises StaleTokenError."""
+        self._standing(claim, await self._scripts.call("begin_run", *_guard(claim), run_id, lasting=True))
+
+    async def succeed(self, claim: Claim, output: generation_pb2.Output) -> None:
+        """Ends the job with its output. Raises StaleTokenError."""
+        await self._finish(claim, job_pb2.JOB_STATE_SUCCEEDED, output.SerializeToString(), b"")
+
+    async def fail(self, claim: Claim, error: error_pb2.Error) -> None:
+        """Ends the job with an error; CANCELLED if that is its reason. Raises StaleTokenError."""
+        is_cancel = error.reason == CancelledError.reason
+        state = job_pb2.JOB_STATE_CANCELLED if is_cancel else job_pb2.JOB_STATE_FAILED
+        await self._finish(claim, state, b"", error.SerializeToString())
+
+    async def requeue(self, claim: Claim, setback: Setback, bound: int, failed: error_pb2.Error) -> None:
+        """Gives the job back to the queue, or fails it with `failed` when `setback` happened `bound` times.
+
+        Raises:
+            StaleTokenError: a newer claim has the job.
+        """
+        answer = await self._scripts.call(
+            "requeue", *_guard(claim), setback.value, bound, bound, CANCELLED, failed.SerializeToString(), lasting=True
+        )
+        if answer[0] in (b"stale", b"missing"):
+            raise _stale(claim)
+
+    async def forfeit(self, claim: Claim) -> None:
+        """Lets another gateway adopt the job at once."""
+        await self._scripts.call("forfeit", *_guard(claim), lasting=True)
+
+    async def _finish(self, claim: Claim, state: int, output: bytes, error: bytes) -> None:
+        answer = await self._scripts.call("finish", *_guard(claim), state, output, error, lasting=True)
+        if answer[0] in (b"stale", b"missing"):
+            raise _stale(claim)
+
+    def _standing(self, claim: Claim, answer: Sequence[bytes]) -> bool:
+        if answer[0] != b"ok":
+            raise _stale(claim)
+        return answer[1] == b"1"
+
+    # -- operators --------------------------------------------------------------------------------------------------
+
+    async def hold_worker(self, worker_id: str, lease_s: float) -> worker_pb2.FencingToken:
+        """Claims a worker that has no job. Raises WorkerHeldError."""
+        answer = await self._scripts.call("hold_worker", worker_id, _ms(lease_s), self._store_candidate)
+        if len(answer) == 1:
+            who = f"job {answer[0].decode()}" if answer[0] else "another operator's load"
+            raise WorkerHeldError(f"{who} holds worker {worker_id}; wait until it is done", worker_id=worker_id)
+        return worker_pb2.FencingToken(store_id=answer[1].decode(), counter=int(answer[0]))
+
+    async def keep_worker(self, worker_id: str, token: worker_pb2.FencingToken, lease_s: float) -> None:
+        """Prolongs an operator's claim; 0 s ends it."""
+        await self._scripts.call("keep_worker", worker_id, token.counter, _ms(lease_s))
+
+    # -- housekeeping -----------------------------------------------------------------------------------------------
+
+    async def expire(self, retention_s: float, count: int) -> list[str]:
+        """Forgets up to `count` jobs that ended `retention_s` ago; returns their ids."""
+        return [job_id.decode() for job_id in await self._scripts.call("expire", _ms(retention_s), count)]
+
+    async def register_outputs(self, name: str) -> str:
+        """Names the output folder of these jobs; returns the name that was first."""
+        with answered():
+            await self._client.set(keys.OUTPUTS, name, nx=True)
+            first: bytes = await self._client.get(keys.OUTPUTS)  # type: ignore[assignment]
+        return first.decode()
+
+    async def ping(self) -> None:
+        """Raises StoreUnavailableError if the server does not answer."""
+        with answered():
+            await self._client.ping()
+
+
+def check_job_id(job_id: str) -> None:
+    """Raises UnknownJobError for what can't be a job's id, so that no other text reaches a key or a path."""
+    if not JOB_ID.fullmatch(job_id):
+        raise unknown(job_id)
+
+
+def unknown(job_id: str) -> UnknownJobError:
+    """Returns the error for a job that is not there."""
+    return UnknownJobError(f"there is no job {job_id[:64]!r}; `darkroom jobs list` shows all", job_id=job_id[:64])
+
+
+def digest_of(request: generation_pb2.GenerationRequest) -> str:
+    """Returns what two equal requests share."""
+    return hashlib.sha256(request.SerializeToString(deterministic=True)).hexdigest()
+
+
+def _guard(claim: Claim) -> tuple[str, int]:
+    return claim.job.id, claim.token.counter
+
+
+def _stale(claim: Claim) -> StaleTokenError:
+    text = f"claim {claim.token.counter} of job {claim.job.id} is stale"
+    return StaleTokenError(text, job_id=claim.job.id, counter=claim.token.counter)
+
+
+def _ms(seconds: float) -> int:
+    return int(seconds * 1000)

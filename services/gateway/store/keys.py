@@ -1,0 +1,51 @@
+"""Every key in Redis: its type, its lifetime, and why it is there. The scripts spell the same names in `prelude.lua`.
+
+Knows nothing of what is stored. Invariant: no key outside this table exists, and none outside `darkroom:` is touched.
+One server, not a cluster: scripts derive names from ids.
+
+| key | type | lives | why |
+|---|---|---|---|
+| darkroom:store | string | for ever | name of this database: half of every fencing token |
+| darkroom:token | counter | for ever | the other half: rises with each claim, so that a late writer is told apart |
+| darkroom:order | counter | for ever | place in the queue; a job that returns to it keeps its place |
+| darkroom:outputs | string | for ever | name of the output folder that these jobs' files are in |
+| darkroom:job:ID | hash | until its retention ends | the job: fields below |
+| darkroom:events:ID | stream, capped | 1 h past the job's end | what WatchJob replays; entry N-0 has sequence N |
+| darkroom:request:REQUEST_ID | hash job, digest | as long as its job | idempotency: a repeated submit finds its job |
+| darkroom:queue | zset by order | while jobs wait | first in, first out |
+| darkroom:queue:KIND | zset by order | while jobs wait | the same jobs, by model and preferences: affinity |
+| darkroom:leases | zset by server ms | while jobs run | when each running job counts as abandoned by its gateway |
+| darkroom:worker:ID | hash job, token | while a job runs on it | one job a worker, whoever claims |
+| darkroom:operator:ID | string token | at most one lease | an operator's load holds the worker like a job |
+| darkroom:state:N | zset by name | until retention ends | ids of the jobs in state N: lists |
+| darkroom:finished | zset by server ms | until retention ends | when retention ends |
+| darkroom:bell | channel | - | wakes gateways: `q` queue, `e:ID` event, `c:ID` cancel, `l` leases |
+
+Fields of a job: request, created_ms, queued_ms, started_ms, finished_ms, state, attempts, worker, seq, state_seq,
+progress, output, error, order, kind, request_id. Never shown: token (of the newest claim), run and run_seq (name of the
+run on the worker and its last event kept here), cancel (asked for), lost and deaths (how often a worker was lost, an
+engine died), terminal_writes (never above 1).
+Protobuf values are opaque bytes to Redis; times are the server's clock in milliseconds.
+"""
+
+PREFIX = "darkroom:"
+STORE = f"{PREFIX}store"
+OUTPUTS = f"{PREFIX}outputs"
+QUEUE = f"{PREFIX}queue"
+LEASES = f"{PREFIX}leases"
+BELL = f"{PREFIX}bell"
+
+
+def job(job_id: str) -> str:
+    """Returns the key of a job's hash."""
+    return f"{PREFIX}job:{job_id}"
+
+
+def events(job_id: str) -> str:
+    """Returns the key of a job's event stream."""
+    return f"{PREFIX}events:{job_id}"
+
+
+def in_state(state: int) -> str:
+    """Returns the key of the ids of the jobs in a state."""
+    return f"{PREFIX}state:{state}"

@@ -1,0 +1,81 @@
+-- What every script shares. Numbers become text by whole(): Lua's own conversion writes 1.7e+12.
+local P = 'darkroom:'
+local QUEUED, RUNNING, SUCCEEDED, FAILED, CANCELLED = '1', '2', '3', '4', '5'
+local EVENTS_KEPT = 1000
+local EVENTS_KEPT_AFTER_END_MS = 3600 * 1000
+
+local function whole(number) return string.format('%.0f', number) end
+
+local function now_ms()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+end
+
+local function job_key(id) return P .. 'job:' .. id end
+
+local function ring(text) redis.call('PUBLISH', P .. 'bell', text) end
+
+-- Appends one event under the job's next sequence number, which is also the entry's id.
+local function tell(id, ...)
+  local sequence = whole(redis.call('HINCRBY', job_key(id), 'seq', 1))
+  redis.call('XADD', P .. 'events:' .. id, 'MAXLEN', '~', EVENTS_KEPT, sequence .. '-0', ...)
+  return sequence
+end
+
+-- Moves a job to a state, keeps the lists, and tells the change.
+local function enter(id, state)
+  local key = job_key(id)
+  local old = redis.call('HGET', key, 'state')
+  if old then redis.call('ZREM', P .. 'state:' .. old, id) end
+  redis.call('ZADD', P .. 'state:' .. state, 0, id)
+  redis.call('HSET', key, 'state', state)
+  local told = redis.call('HMGET', key, 'attempts', 'worker', 'started_ms')
+  local sequence = tell(id, 'state', state, 'attempts', told[1] or '0', 'worker', told[2] or '', 'started_ms',
+    told[3] or '')
+  redis.call('HSET', key, 'state_seq', sequence)
+  ring('e:' .. id)
+end
+
+local function leave_queue(id)
+  redis.call('ZREM', P .. 'queue', id)
+  redis.call('ZREM', P .. 'queue:' .. (redis.call('HGET', job_key(id), 'kind') or ''), id)
+end
+
+local function free_worker(id)
+  redis.call('ZREM', P .. 'leases', id)
+  local worker = redis.call('HGET', job_key(id), 'worker')
+  if worker and redis.call('HGET', P .. 'worker:' .. worker, 'job') == id then
+    redis.call('DEL', P .. 'worker:' .. worker)
+  end
+  ring('q')
+end
+
+-- The one way into a terminal state. Callers have checked that the job is in none.
+local function finish(id, state, output, problem)
+  local key = job_key(id)
+  local now = now_ms()
+  leave_queue(id)
+  free_worker(id)
+  redis.call('HSET', key, 'finished_ms', whole(now), 'output', output, 'error', problem)
+  redis.call('ZADD', P .. 'finished', now, id)
+  redis.call('HINCRBY', key, 'terminal_writes', 1)
+  enter(id, state)
+  redis.call('PEXPIRE', P .. 'events:' .. id, EVENTS_KEPT_AFTER_END_MS)
+end
+
+local function is_terminal(state) return state == SUCCEEDED or state == FAILED or state == CANCELLED end
+
+-- 'ok' when `token` is the newest claim of a running job; else what it is instead.
+local function check(id, token)
+  local held = redis.call('HMGET', job_key(id), 'state', 'token')
+  if not held[1] then return 'missing' end
+  if held[2] ~= token then return 'stale' end
+  if held[1] ~= RUNNING then return is_terminal(held[1]) and 'ended' or 'stale' end
+  return 'ok'
+end
+
+local function next_token() return whole(redis.call('INCR', P .. 'token')) end
+
+local function lease(id, lease_ms) redis.call('ZADD', P .. 'leases', now_ms() + tonumber(lease_ms), id) end
+
+local function record(id) return redis.call('HGETALL', job_key(id)) end

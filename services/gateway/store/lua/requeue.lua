@@ -1,0 +1,29 @@
+-- Gives a running job back. What happened counts: 'released' burns no attempt, 'lost' is a lost worker, 'death' an
+-- engine that died under a living supervisor. A job that somebody wants cancelled ends instead.
+-- ARGV: id, token, what happened, most lost workers, most deaths, error when cancelled, error when a bound is reached.
+-- Returns {'queued' | 'failed' | 'cancelled' | 'stale' | 'ended' | 'missing'}.
+local id, token, happened, most_lost, most_deaths, cancelled, failed = unpack(ARGV)
+local standing = check(id, token)
+if standing ~= 'ok' then return {standing} end
+local key = job_key(id)
+if redis.call('HGET', key, 'cancel') then
+  finish(id, CANCELLED, '', cancelled)
+  return {'cancelled'}
+end
+if happened == 'released' then
+  redis.call('HINCRBY', key, 'attempts', -1)
+elseif happened == 'lost' and redis.call('HINCRBY', key, 'lost', 1) >= tonumber(most_lost) then
+  finish(id, FAILED, '', failed)
+  return {'failed'}
+elseif happened == 'death' and redis.call('HINCRBY', key, 'deaths', 1) >= tonumber(most_deaths) then
+  finish(id, FAILED, '', failed)
+  return {'failed'}
+end
+free_worker(id)
+redis.call('HDEL', key, 'progress', 'started_ms')
+local order = redis.call('HGET', key, 'order')
+redis.call('ZADD', P .. 'queue', order, id)
+redis.call('ZADD', P .. 'queue:' .. redis.call('HGET', key, 'kind'), order, id)
+enter(id, QUEUED)
+ring('q')
+return {'queued'}

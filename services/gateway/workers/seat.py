@@ -1,0 +1,142 @@
+"""One worker as the gateway knows it: its client, what it said last, and for which jobs its loaded plan is good.
+
+Knows nothing of Redis. Invariant: `is_free` is a hint from the last answer; the claim in Redis and the worker's own
+fence decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from darkroom.rpc.errors import DarkroomError
+from darkroom.v1 import device_pb2, plan_pb2, worker_pb2
+from services.gateway.workers.client import WorkerClient
+
+# Between two looks at a worker that is well, and at one that is away or busy with something else.
+LOOK_S = 2.0
+QUICK_LOOK_S = 0.25
+FREE = (worker_pb2.WORKER_STATE_EMPTY, worker_pb2.WORKER_STATE_READY)
+MAX_PENALTY_S = 5.0
+
+
+class Seat:
+    """One worker's place."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.client = WorkerClient(address)
+        self.status: worker_pb2.WorkerStatus | None = None
+        # Why it did not answer; "" where it did.
+        self.problem = "not asked yet"
+        # The kind of the last job that ran here: affinity.
+        self.kind = ""
+        self._covered: dict[str, int] = {}
+        self._loaded_mark = b""
+        self._failures = 0
+        self._looked = asyncio.Event()
+        self._nudge = asyncio.Event()
+
+    @property
+    def worker_id(self) -> str:
+        """Its name; "" before it ever answered."""
+        return self.status.worker_id if self.status is not None else ""
+
+    @property
+    def is_reachable(self) -> bool:
+        """True if it answered when it was last asked."""
+        return not self.problem
+
+    @property
+    def is_free(self) -> bool:
+        """True if it could take a job."""
+        return self.is_reachable and self.status is not None and self.status.state in FREE
+
+    @property
+    def device(self) -> device_pb2.Device:
+        """Its device as last told; empty before it ever answered."""
+        return self.status.device if self.status is not None else device_pb2.Device()
+
+    async def look(self) -> None:
+        """Asks for its status, now."""
+        try:
+            self.remember(await self.client.status())
+            self.problem = ""
+        except DarkroomError as error:
+            self.problem = error.message
+        self._looked.set()
+        self._looked = asyncio.Event()
+
+    async def keep_looking(self) -> None:
+        """Asks again and again, until cancelled."""
+        while True:
+            await self.look()
+            self._nudge.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._nudge.wait(), LOOK_S if self.is_free else QUICK_LOOK_S)
+
+    async def until_free(self) -> None:
+        """Returns when it could take a job, and its last failures lie some time back."""
+        if self._failures:
+            await asyncio.sleep(min(MAX_PENALTY_S, 0.1 * 2**self._failures))
+            await self.look()
+        while not self.is_free:
+            looked = self._looked
+            self._nudge.set()
+            await looked.wait()
+
+    def went_well(self) -> None:
+        """A job was done here."""
+        self._failures = 0
+
+    def went_wrong(self) -> None:
+        """A job could not be done here for a reason of the worker's: it rests, longer each time."""
+        self._failures = min(self._failures + 1, 8)
+
+    def lost(self, problem: str) -> None:
+        """It stopped answering."""
+        self.problem = problem or "does not answer"
+        self._nudge.set()
+
+    def remember(self, status: worker_pb2.WorkerStatus) -> None:
+        """Takes over what it says of itself; another loaded plan ends what was known of the old one."""
+        self.status = status
+        mark = status.loaded.plan.SerializeToString(deterministic=True) if status.HasField("loaded") else b""
+        if mark != self._loaded_mark:
+            self._loaded_mark = mark
+            self._covered = {}
+            self.kind = f"{status.loaded.plan.model}/0.0.0" if mark else ""
+
+    def remember_load(self, loaded: worker_pb2.LoadedModel, kind: str, workload: plan_pb2.Workload) -> None:
+        """A load of this gateway's ended well."""
+        status = worker_pb2.WorkerStatus()
+        if self.status is not None:
+            status.CopyFrom(self.status)
+        status.loaded.CopyFrom(loaded)
+        status.state = worker_pb2.WORKER_STATE_READY
+        self.remember(status)
+        self.remember_cover(kind, workload)
+
+    def remember_cover(self, kind: str, workload: plan_pb2.Workload) -> None:
+        """The loaded plan is what the planner says for `kind` up to this size."""
+        self._covered[kind] = max(_pixels(workload), self._covered.get(kind, 0))
+        self.kind = kind
+
+    def covers(self, kind: str, workload: plan_pb2.Workload) -> bool:
+        """True if nothing need be planned for such a job."""
+        return self._covered.get(kind, 0) >= _pixels(workload)
+
+    def forget_loaded(self) -> None:
+        """What is loaded is not what was thought."""
+        self._covered = {}
+
+    @property
+    def loaded_plan(self) -> plan_pb2.Plan | None:
+        """The plan in force."""
+        if self.status is None or not self.status.HasField("loaded"):
+            return None
+        return self.status.loaded.plan
+
+
+def _pixels(workload: plan_pb2.Workload) -> int:
+    return workload.width * workload.height * max(1, workload.batch_size) * max(1, workload.num_frames)
