@@ -18,14 +18,22 @@ HEADER_LENGTH = struct.Struct("<Q")
 PICKLED_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 
 
-def check_pipeline_folder(folder: Path, component_names: list[str]) -> int:
+def check_pipeline_folder(folder: Path, component_names: list[str], pipeline_class: str = "") -> int:
     """Returns the bytes of all weight files.
+
+    Args:
+        folder: holds model_index.json.
+        component_names: attributes whose weights must be there.
+        pipeline_class: what the index must name; empty accepts any.
 
     Raises:
         SourceRefusedError: the folder, its index or a component's weights are missing, or weights are pickled only.
         CorruptCheckpointError: the index or a weight file is broken.
     """
     index = read_json(folder / "model_index.json", missing=f"{folder.name} is no pipeline folder")
+    found = index.get("_class_name", pipeline_class)
+    if pipeline_class and found != pipeline_class:
+        raise SourceRefusedError(f"{folder.name} holds a {found}, where the plan expects a {pipeline_class}")
     total = 0
     for name in component_names:
         if name not in index:

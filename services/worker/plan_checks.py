@@ -11,7 +11,7 @@ from pathlib import Path
 
 from darkroom.rpc.errors import InvalidRequestError, OutOfMemoryError, PlanRefusedError, SourceRefusedError
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, worker_pb2
-from services.worker.checkpoint_files import check_component_folder, check_pipeline_folder
+from services.worker.checkpoint_files import check_pipeline_folder
 from services.worker.config import WorkerSettings
 
 # What the assembly line can do today; the rest is refused by name, never done in silence some other way.
@@ -35,10 +35,11 @@ def check_plan(plan: plan_pb2.Plan, settings: WorkerSettings, is_trusted: Callab
     if folder is None:
         _check_trust(plan.source.repo_id, settings, is_trusted)
         return
-    check_pipeline_folder(folder, [part.name for part in plan.components if not part.HasField("source")])
+    own = [part.name for part in plan.components if not part.HasField("source")]
+    check_pipeline_folder(folder, own, plan.pipeline_class)
     for part in plan.components:
-        if part.HasField("source") and (own := source_folder(part.source, settings)) is not None:
-            check_component_folder(own / part.source.subfolder)
+        if part.HasField("source"):
+            raise PlanRefusedError(f"this worker can't read {part.name} from a source of its own yet")
 
 
 def source_folder(source: checkpoint_pb2.CheckpointSource, settings: WorkerSettings) -> Path | None:

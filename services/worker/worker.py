@@ -138,6 +138,7 @@ class Worker:
         unloading = self._spawn(self._device.unload(activity), "unload")
         if not is_busy:
             await asyncio.shield(unloading)
+            self._fence.release()
         return await self.status()
 
     async def status(self) -> worker_pb2.WorkerStatus:

@@ -143,7 +143,7 @@ class RehearsalEngine(Engine):
             report.progress(
                 generation_pb2.Progress(phase=phase, completed=step, total=request.steps, fraction=fraction)
             )
-        report.progress(generation_pb2.Progress(phase=generation_pb2.PHASE_DECODING, fraction=0.95))
+        report.progress(generation_pb2.Progress(phase=generation_pb2.PHASE_DECODING, fraction=0.96))
         script.play("decoding")
         data = paint(request, self._plan)
         output = generation_pb2.Output(

@@ -1,0 +1,91 @@
+"""Second stage: every weighted component of the plan is read, one after the other, with its bytes told.
+
+Invariant: a component that lacks a tensor is refused, never filled with random weights in silence.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from darkroom.rpc.errors import CorruptCheckpointError, DarkroomError, KernelFailedError, SourceRefusedError
+from darkroom.v1 import generation_pb2, plan_pb2
+from services.worker.checkpoint_files import read_json
+from services.worker.engine.assembly.stage import DTYPES, Assembly, Stage, explain
+from services.worker.engine.loop import LoadReporter
+
+# Classes are taken from these packages only: an index that names another one would have its code imported.
+LIBRARIES = frozenset({"diffusers", "transformers"})
+
+
+class ComponentsStage(Stage):
+    """Reads the weights, dense, in the plan's types."""
+
+    name = "components"
+
+    def apply(self, assembly: Assembly, report: LoadReporter) -> None:
+        assert assembly.folder is not None, "the source stage comes first"
+        index = read_json(assembly.folder / "model_index.json", missing="the folder is no pipeline")
+        total = sum(part.weight_bytes for part in assembly.plan.components)
+        done = 0
+        for part in assembly.plan.components:
+            report.check()
+            report.progress(_progress(part.name, done, total))
+            assembly.parts[part.name] = _read(assembly.folder, index, part)
+            done += part.weight_bytes
+            report.progress(_progress(part.name, done, total))
+        schemes = {part.name: "none" for part in assembly.plan.components}
+        text = ", ".join(f"{name}={scheme}" for name, scheme in schemes.items())
+        assembly.engage("scheme", resolved=text, engaged=text)
+
+    def undo(self, assembly: Assembly) -> None:
+        assembly.parts.clear()
+
+    def explain(self, failure: Exception) -> DarkroomError:
+        """What can't be read is a broken source, unless memory or a package was missing."""
+        known = explain(failure)
+        if isinstance(known, KernelFailedError):
+            return CorruptCheckpointError(f"the weights can't be read: {known.message}")
+        return known
+
+
+def _read(folder: Path, index: dict[str, Any], part: plan_pb2.ComponentPlan) -> torch.nn.Module:
+    library, class_name = index.get(part.name, ("", ""))
+    if library not in LIBRARIES:
+        raise SourceRefusedError(f"{part.name} comes from {library!r}; only diffusers and transformers are loaded")
+    component = getattr(importlib.import_module(library), class_name, None)
+    if component is None:
+        raise SourceRefusedError(f"the installed {library} has no class {class_name!r}")
+    type_argument = "torch_dtype" if library == "diffusers" else "dtype"
+    module, report = component.from_pretrained(
+        folder,
+        subfolder=part.name,
+        local_files_only=True,
+        use_safetensors=True,
+        output_loading_info=True,
+        **{type_argument: DTYPES[part.compute_type]},
+    )
+    if problem := _misfit(report):
+        raise CorruptCheckpointError(f"the weights of {part.name} don't fit a {class_name}: {problem}")
+    return module.eval()  # type: ignore[no-any-return]
+
+
+def _misfit(report: dict[str, Any]) -> str:
+    """What is wrong between a file and its class; empty where they fit."""
+    for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
+        if found := list(report.get(kind) or ()):
+            return f"{len(found)} {kind.replace('_', ' ')}, {str(found[0])[:120]} first"
+    return ""
+
+
+def _progress(name: str, done: int, total: int) -> generation_pb2.Progress:
+    return generation_pb2.Progress(
+        phase=generation_pb2.PHASE_ASSEMBLING,
+        completed=done,
+        total=total,
+        fraction=0.9 * done / total if total else 0.0,
+        detail=name,
+    )

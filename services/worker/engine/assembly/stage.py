@@ -1,0 +1,90 @@
+"""What a stage is, and what stages work on.
+
+Invariant: `undo` after a failed or finished `apply` leaves nothing of the stage behind, and never raises.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from darkroom.rpc.errors import (
+    CorruptCheckpointError,
+    DarkroomError,
+    KernelFailedError,
+    OutOfMemoryError,
+    PlanRefusedError,
+    SourceRefusedError,
+)
+from darkroom.v1 import generation_pb2, plan_pb2
+from services.worker.config import WorkerSettings
+from services.worker.engine.loop import LoadReporter
+
+DTYPES: dict[int, torch.dtype] = {
+    plan_pb2.COMPUTE_TYPE_FLOAT32: torch.float32,
+    plan_pb2.COMPUTE_TYPE_BFLOAT16: torch.bfloat16,
+    plan_pb2.COMPUTE_TYPE_FLOAT16: torch.float16,
+}
+
+
+@dataclass
+class Assembly:
+    """A pipeline under construction, or finished."""
+
+    plan: plan_pb2.Plan
+    settings: WorkerSettings
+    device: torch.device
+    # Filled in by the stages, in this order.
+    folder: Path | None = None
+    parts: dict[str, torch.nn.Module] = field(default_factory=dict)
+    pipeline: Any = None
+    engagements: list[generation_pb2.Engagement] = field(default_factory=list)
+
+    def engage(self, knob: str, *, resolved: str, engaged: str, reason: str = "") -> None:
+        """Notes what came true of a knob."""
+        self.engagements.append(generation_pb2.Engagement(knob=knob, resolved=resolved, engaged=engaged, reason=reason))
+
+
+class Stage(ABC):
+    """One step of the line."""
+
+    name: str
+
+    @abstractmethod
+    def apply(self, assembly: Assembly, report: LoadReporter) -> None:
+        """Does its work on the assembly, or raises."""
+
+    @abstractmethod
+    def undo(self, assembly: Assembly) -> None:
+        """Takes back what `apply` did, wholly or in part."""
+
+    def explain(self, failure: Exception) -> DarkroomError:
+        """Returns our error for what `apply` failed with."""
+        return explain(failure)
+
+
+def explain(failure: Exception) -> DarkroomError:
+    """Returns our error for an exception of PyTorch or diffusers."""
+    if isinstance(failure, DarkroomError):
+        return failure
+    text = f"{type(failure).__name__}: {str(failure)[:300]}"
+    if isinstance(failure, (torch.OutOfMemoryError, MemoryError)) or "not enough memory" in str(failure):
+        return OutOfMemoryError(f"the device ran out of memory ({text})")
+    if isinstance(failure, ImportError):
+        return PlanRefusedError(f"a package that this pipeline needs is missing on the worker ({text})")
+    return KernelFailedError(f"the pipeline failed ({text})")
+
+
+def trigger_of(failure: DarkroomError) -> int:
+    """Which fallbacks a failure triggers; 0 for none."""
+    if isinstance(failure, OutOfMemoryError):
+        return plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY
+    if isinstance(failure, KernelFailedError):
+        return plan_pb2.FALLBACK_TRIGGER_KERNEL_FAILED
+    if isinstance(failure, (CorruptCheckpointError, SourceRefusedError)):
+        return plan_pb2.FALLBACK_TRIGGER_SOURCE_FAILED
+    return plan_pb2.FALLBACK_TRIGGER_UNSPECIFIED

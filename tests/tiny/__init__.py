@@ -1,0 +1,1 @@
+"""Tiny pipelines with random weights, made here and saved as real diffusers folders. Nothing is downloaded."""
