@@ -7,7 +7,8 @@
         picture.save("apple.png")
 
 `Client` blocks, `AsyncClient` is awaited; both have the same methods. What they send and return are the messages of
-`darkroom.v1`; what they raise is below. `darkroom.client.fakes` has a gateway for your own tests.
+`darkroom.v1`; what they raise is in `errors`, whose docstring draws the tree: `except errors.QueueFullError`.
+`darkroom.client.fakes` has a gateway for your own tests.
 Knows nothing of torch, Redis, workers or plans' meaning. Invariant: no call can wait for ever, and leaving a generation
 half-way cancels its job.
 """
@@ -17,85 +18,7 @@ from darkroom.client._async_client import AsyncClient
 from darkroom.client._blocking_client import Client
 from darkroom.client._picture import Picture
 from darkroom.client._request import RequestFields
-from darkroom.rpc.errors import (
-    BrokenOutputError,
-    CancelledError,
-    Code,
-    CorruptCheckpointError,
-    DarkroomError,
-    DataLossError,
-    DeadlineError,
-    DiskFullError,
-    DrainingError,
-    EngineDiedError,
-    EngineHungError,
-    ExhaustedError,
-    InternalError,
-    InvalidRequestError,
-    MalformedMessageError,
-    NoOutputError,
-    NotFoundError,
-    NothingFitsError,
-    NotLoadedError,
-    NoWorkerError,
-    OffsetError,
-    OutOfMemoryError,
-    PlanRefusedError,
-    PreconditionError,
-    QueueFullError,
-    RequestIdReusedError,
-    SourceRefusedError,
-    StaleTokenError,
-    StoreUnavailableError,
-    UnavailableError,
-    UnknownJobError,
-    UnknownModelError,
-    UnknownWorkerError,
-    UnsupportedError,
-    WorkerHeldError,
-    WorkerLostError,
-)
+from darkroom.rpc import errors
+from darkroom.rpc.errors import DarkroomError
 
-__all__ = [
-    "DEFAULT_ADDRESS",
-    "AsyncClient",
-    "BrokenOutputError",
-    "CancelledError",
-    "Client",
-    "Code",
-    "CorruptCheckpointError",
-    "DarkroomError",
-    "DataLossError",
-    "DeadlineError",
-    "DiskFullError",
-    "DrainingError",
-    "EngineDiedError",
-    "EngineHungError",
-    "ExhaustedError",
-    "InternalError",
-    "InvalidRequestError",
-    "MalformedMessageError",
-    "NoOutputError",
-    "NoWorkerError",
-    "NotFoundError",
-    "NotLoadedError",
-    "NothingFitsError",
-    "OffsetError",
-    "OutOfMemoryError",
-    "Picture",
-    "PlanRefusedError",
-    "PreconditionError",
-    "QueueFullError",
-    "RequestFields",
-    "RequestIdReusedError",
-    "SourceRefusedError",
-    "StaleTokenError",
-    "StoreUnavailableError",
-    "UnavailableError",
-    "UnknownJobError",
-    "UnknownModelError",
-    "UnknownWorkerError",
-    "UnsupportedError",
-    "WorkerHeldError",
-    "WorkerLostError",
-]
+__all__ = ["DEFAULT_ADDRESS", "AsyncClient", "Client", "DarkroomError", "Picture", "RequestFields", "errors"]

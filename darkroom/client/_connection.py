@@ -154,6 +154,6 @@ def _is_silence(failure: grpc.aio.AioRpcError) -> bool:
 
 
 def _short(failure: grpc.aio.AioRpcError) -> str:
-    """gRPC's texts go on for lines; the last part is the cause."""
+    """gRPC's texts go on for lines; the last part is the cause: "Connection refused"."""
     text = str(failure.details() or failure.code().name)
-    return text.rpartition("; last error: ")[2][:200]
+    return text.rpartition(": ")[2][:200]

@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.environ[PREFIX + name.upper()] = value
     settings = load_settings(StackSettings)
     console = Console()
-    reporter = ConsoleReporter(console, settings.data_dir)
+    reporter = ConsoleReporter(console, settings.data_dir, is_embedded=options.exit_with_parent is not None)
     try:
         with hold_folder(settings.data_dir) as lock:
             status = asyncio.run(_run(settings, reporter, lock))

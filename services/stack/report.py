@@ -17,11 +17,12 @@ from services.stack.child import Child
 
 
 class ConsoleReporter:
-    """Prints lines; in a terminal with colours."""
+    """Prints lines; in a terminal with colours. An embedded stack, another program's, gives no advice."""
 
-    def __init__(self, console: Console, data_dir: Path) -> None:
+    def __init__(self, console: Console, data_dir: Path, *, is_embedded: bool = False) -> None:
         self._console = console
         self._data_dir = data_dir
+        self._is_embedded = is_embedded
         self._status = console.status("")
 
     def starting(self, names: Sequence[str]) -> None:
@@ -37,6 +38,8 @@ class ConsoleReporter:
 
     def ready(self, gateway: Child, seconds: float) -> None:
         self._status.stop()
+        if self._is_embedded:
+            return
         address = "" if gateway.address == DEFAULT_ADDRESS else f" --address {shlex.quote(gateway.address)}"
         self._console.print(
             f"\n[bold]Darkroom is ready[/] after {seconds:.1f} s. Try, in another terminal:\n"
@@ -58,7 +61,8 @@ class ConsoleReporter:
 
     def stopped(self) -> None:
         self._status.stop()
-        self._console.print("[dim]stopped; nothing is left running[/]")
+        if not self._is_embedded:
+            self._console.print("[dim]stopped; nothing is left running[/]")
 
     def failed(self, text: str) -> None:
         self._status.stop()

@@ -1,0 +1,14 @@
+"""The command `darkroom`: one file a group of commands, over `darkroom.client`.
+
+Everything heavy is imported by the command that needs it, so that `--help` is quick. Knows nothing of services but how
+to start them as programs. Invariant: no traceback reaches a user for what can be expected.
+"""
+
+from __future__ import annotations
+
+
+def main() -> None:
+    """Runs the command and exits: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    from darkroom.cli.application import run
+
+    raise SystemExit(run())

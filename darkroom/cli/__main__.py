@@ -1,0 +1,5 @@
+"""`python -m darkroom.cli` is `darkroom`."""
+
+from darkroom.cli import main
+
+main()
