@@ -60,7 +60,8 @@ class EventLog(Generic[Event]):
             try:
                 await asyncio.wait_for(changed.wait(), beat_s)
             except TimeoutError:
-                if (heartbeat := beat()) is not None:
+                # An event may have come in the very moment of the time-out; it goes first.
+                if not changed.is_set() and (heartbeat := beat()) is not None:
                     yield heartbeat
 
     def _wake(self) -> None:

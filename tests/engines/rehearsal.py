@@ -30,7 +30,7 @@ import struct
 import time
 import zlib
 
-from darkroom.rpc.errors import BrokenOutputError, InternalError, OutOfMemoryError
+from darkroom.rpc.errors import BrokenOutputError, DarkroomError, InternalError, OutOfMemoryError
 from darkroom.v1 import device_pb2, generation_pb2, plan_pb2, worker_pb2
 from services.worker.config import WorkerSettings
 from services.worker.engine.loop import Engine, ItemReporter, LoadReporter, serve
@@ -109,8 +109,17 @@ class RehearsalEngine(Engine):
             self._note(f"overlap {plan.model}")
             raise InternalError("a load came while another plan was held")
         orders = [item.string_value for item in plan.call.arguments if item.name == "rehearse"]
-        script = Script("rehearse:" + " ".join(orders))
         self._note(f"load {plan.model}")
+        try:
+            self._pretend_to_load(Script("rehearse:" + " ".join(orders)), report)
+        except DarkroomError:
+            self._note(f"unload {plan.model}")
+            raise
+        self._plan = plan
+        held = plan.memory.weight_bytes
+        return worker_pb2.LoadedModel(plan=plan, planned_bytes=held, measured_bytes=held)
+
+    def _pretend_to_load(self, script: Script, report: LoadReporter) -> None:
         script.play("loading")
         for part in range(1, 11):
             report.check()
@@ -119,9 +128,6 @@ class RehearsalEngine(Engine):
             progress = generation_pb2.Progress(phase=phase, completed=part, total=10, fraction=part / 10)
             report.progress(progress)
         report.check()
-        self._plan = plan
-        held = plan.memory.weight_bytes
-        return worker_pb2.LoadedModel(plan=plan, planned_bytes=held, measured_bytes=held)
 
     def unload(self) -> None:
         if self._plan is not None:

@@ -1,7 +1,7 @@
 """A tiny FLUX.1 pipeline: the real classes, a few hundred thousand parameters, vocabularies written by hand.
 
-Vocabularies are made by hand because trained ones differ from run to run. Invariant: the same folder every time, but for
-what the libraries write into it.
+Vocabularies are made by hand because trained ones differ from run to run. Invariant: the same folder every time, but
+for what the libraries write into it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,138 @@
+"""What a plan may ask of this worker, and whether a settled reading still agrees with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from darkroom.rpc.errors import InvalidRequestError, OutOfMemoryError, PlanRefusedError, SourceRefusedError
+from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2
+from services.worker.config import WorkerSettings
+from services.worker.plan_checks import check_items, check_plan, contradiction, plan_that_fits, source_folder
+from tests.engines.worker_server import item, rehearsal_models, rehearsal_plan
+
+GIB = 2**30
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> WorkerSettings:
+    rehearsal_models(tmp_path / "models")
+    (tmp_path / "allowed" / "mine").mkdir(parents=True)
+    return WorkerSettings(models_dir=tmp_path / "models", worker_model_paths=str(tmp_path / "allowed"))
+
+
+def check(plan: plan_pb2.Plan, settings: WorkerSettings, trusted: str = "") -> None:
+    check_plan(plan, settings, lambda repo: repo == trusted)
+
+
+def device(free: int, foreign: int, total: int = 24 * GIB) -> device_pb2.Device:
+    memory = device_pb2.DeviceMemory(total_bytes=total, free_bytes=free, foreign_bytes=foreign)
+    return device_pb2.Device(memory=memory)
+
+
+def test_a_dense_resident_plan_of_a_bundled_folder_passes(settings: WorkerSettings) -> None:
+    check(rehearsal_plan(), settings)
+
+
+def test_a_plan_without_its_fields_is_an_invalid_request(settings: WorkerSettings) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        check(plan_pb2.Plan(), settings)
+    assert set(caught.value.violations) >= {"plan.model", "plan.pipeline_class", "plan.components"}
+
+
+def spoil_scheme(plan: plan_pb2.Plan) -> None:
+    plan.components[0].scheme = device_pb2.SCHEME_INT8
+
+
+def spoil_tier(plan: plan_pb2.Plan) -> None:
+    plan.offload = plan_pb2.OFFLOAD_TIER_MODEL
+
+
+def spoil_kind(plan: plan_pb2.Plan) -> None:
+    plan.source.kind = checkpoint_pb2.CHECKPOINT_KIND_GGUF
+
+
+def spoil_engine(plan: plan_pb2.Plan) -> None:
+    plan.engine = plan_pb2.ENGINE_NATIVE
+
+
+def spoil_probe(plan: plan_pb2.Plan) -> None:
+    plan.is_assumed = True
+
+
+def spoil_adapters(plan: plan_pb2.Plan) -> None:
+    plan.adapters.adapters.add()
+
+
+def spoil_hooks(plan: plan_pb2.Plan) -> None:
+    plan.assembly_hooks.append("fourth_encoder")
+
+
+@pytest.mark.parametrize(
+    "spoil", [spoil_scheme, spoil_tier, spoil_kind, spoil_engine, spoil_probe, spoil_adapters, spoil_hooks]
+)
+def test_what_the_worker_can_not_do_is_refused_by_name(settings: WorkerSettings, spoil: object) -> None:
+    plan = rehearsal_plan()
+    spoil(plan)  # type: ignore[operator]
+    with pytest.raises(PlanRefusedError):
+        check(plan, settings)
+
+
+@pytest.mark.parametrize("path", ["/etc", "{allowed}/../secret", "{allowed}", "{allowed}/missing"])
+def test_a_path_outside_the_allowed_folders_or_missing_is_refused(settings: WorkerSettings, path: str) -> None:
+    source = checkpoint_pb2.CheckpointSource(path=path.format(allowed=settings.model_folders[0]))
+    with pytest.raises(SourceRefusedError):
+        source_folder(source, settings)
+
+
+@pytest.mark.parametrize("name", ["..", "../allowed/mine", "", "nobody"])
+def test_a_bundled_name_never_leads_out_of_the_models_folder(settings: WorkerSettings, name: str) -> None:
+    with pytest.raises(SourceRefusedError):
+        source_folder(checkpoint_pb2.CheckpointSource(bundled=name), settings)
+
+
+def test_a_symbolic_link_is_judged_by_where_it_leads(settings: WorkerSettings) -> None:
+    link = settings.model_folders[0] / "link"
+    link.symlink_to("/etc")
+    with pytest.raises(SourceRefusedError, match="lies outside"):
+        source_folder(checkpoint_pb2.CheckpointSource(path=str(link)), settings)
+
+
+def test_a_repository_is_loaded_only_if_the_catalogue_or_the_operator_trusts_it(settings: WorkerSettings) -> None:
+    plan = rehearsal_plan()
+    plan.source.repo_id = "owner/model"
+    with pytest.raises(SourceRefusedError, match="DARKROOM_WORKER_TRUSTED_REPOS"):
+        check(plan, settings)
+    check(plan, settings, trusted="owner/model")
+    for trusted in ("owner", "other, owner/model"):
+        check(plan, settings.model_copy(update={"worker_trusted_repos": trusted}))
+
+
+def test_a_reading_contradicts_a_plan_by_the_planners_own_arithmetic() -> None:
+    plan = rehearsal_plan()
+    plan.memory.CopyFrom(plan_pb2.MemoryBudget(required_bytes=15 * GIB, reserve_bytes=GIB, fill_limit=0.85))
+    # (24 - 5 - 1) * 0.85 = 15.3 GiB may be used; with 6 held by others it is 14.45.
+    assert contradiction(plan, device(free=19 * GIB, foreign=5 * GIB)) == ""
+    assert "6442450944 held by others" in contradiction(plan, device(free=18 * GIB, foreign=6 * GIB))
+
+
+def test_a_replanned_load_takes_what_fits_at_all() -> None:
+    plan = rehearsal_plan(weight_bytes=20 * GIB)
+    small = rehearsal_plan("small", weight_bytes=4 * GIB)
+    plan.fallbacks.add(trigger=plan_pb2.FALLBACK_TRIGGER_KERNEL_FAILED, plan=small)
+    assert plan_that_fits(plan, device(free=21 * GIB, foreign=3 * GIB)) is plan
+    with pytest.raises(OutOfMemoryError) as caught:
+        plan_that_fits(plan, device(free=12 * GIB, foreign=12 * GIB))
+    assert caught.value.facts["available_bytes"] == str(12 * GIB)
+    plan.fallbacks.add(trigger=plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY, plan=small)
+    assert plan_that_fits(plan, device(free=12 * GIB, foreign=12 * GIB)).model == "small"
+
+
+def test_a_runs_items_are_complete_named_apart_and_alike() -> None:
+    check_items([item("a"), item("b", "other", seed=2)])
+    unfilled = item("a")
+    unfilled.request.ClearField("seed")
+    for items in ([], [item("a"), item("a")], [item("")], [item("a", steps=4), item("b", steps=5)], [unfilled]):
+        with pytest.raises(InvalidRequestError):
+            check_items(items)
