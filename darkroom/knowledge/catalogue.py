@@ -14,14 +14,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from darkroom.knowledge.family import Architecture, DeviceClass, Scheme, SchemeRule, Variant, Weights
+from darkroom.knowledge.family import (
+    Activations,
+    Architecture,
+    DeviceClass,
+    Exclusion,
+    Scheme,
+    SchemeRule,
+    Sharing,
+    Variant,
+    Weights,
+)
 from darkroom.knowledge.schema import Problems, read
 from darkroom.rpc.errors import InvalidCatalogueError, UnknownModelError
 from darkroom.v1 import checkpoint_pb2, model_pb2
 
 SHIPPED = Path(__file__).parent
 # Top-level tables of a catalogue file.
-SECTIONS = ("family", "variants", "architectures", "weights", "schemes", "classes")
+SECTIONS = (
+    "family",
+    "variants",
+    "architectures",
+    "weights",
+    "activations",
+    "schemes",
+    "classes",
+    "sharing",
+    "exclusions",
+)
 
 
 @dataclass(frozen=True)
@@ -30,8 +50,11 @@ class Shared:
 
     architectures: dict[str, Architecture]
     weights: dict[str, Weights]
+    activations: dict[str, Activations]
     schemes: dict[Scheme, SchemeRule]
     classes: dict[str, DeviceClass]
+    sharing: dict[str, Sharing]
+    exclusions: dict[str, Exclusion]
 
 
 class Catalogue:
@@ -41,8 +64,11 @@ class Catalogue:
         self.digest = digest
         self.architectures = shared.architectures
         self.weights = shared.weights
+        self.activations = shared.activations
         self.schemes = shared.schemes
         self.classes = shared.classes
+        self.sharing = shared.sharing
+        self.exclusions = shared.exclusions
         self._variants = {variant.name: variant for variant in sorted(variants, key=lambda item: item.name)}
         self._names = {
             name.casefold(): variant for variant in self._variants.values() for name in (variant.name, *variant.aliases)
@@ -78,6 +104,8 @@ class Catalogue:
             license=variant.license,
             source=_source_text(variant.source),
             is_gated=variant.is_gated,
+            sizes=variant.sizes or [model_pb2.Size(width=variant.defaults.width, height=variant.defaults.height)],
+            has_audio=variant.has_audio,
         )
 
     def messages(self) -> list[model_pb2.Model]:
@@ -91,16 +119,17 @@ class Catalogue:
         return source
 
 
-def load_catalogue(extra_paths: Iterable[str | Path] = ()) -> Catalogue:
+def load_catalogue(extra_paths: Iterable[str | Path] = (), needs_weights: bool = True) -> Catalogue:
     """Loads the shipped files, then `extra_paths` on top.
 
     Args:
         extra_paths: TOML files, or folders of them; later ones win, key by key.
+        needs_weights: False leaves out every count of parameters, for the program that counts them.
 
     Raises:
         InvalidCatalogueError: a file can't be read, or its content is wrong; names file, key, value and the right one.
     """
-    shipped = [*sorted((SHIPPED / "families").glob("*.toml")), SHIPPED / "weights.toml", SHIPPED / "schemes.toml"]
+    shipped = sorted(path for path in SHIPPED.rglob("*.toml") if needs_weights or path.name != "weights.toml")
     documents = [_parse(path) for path in (*shipped, *_extra_files(extra_paths))]
     families: dict[str, dict[str, Any]] = {}
     tables: dict[str, dict[str, Any]] = {key: {} for key in SECTIONS[2:]}
@@ -112,7 +141,7 @@ def load_catalogue(extra_paths: Iterable[str | Path] = ()) -> Catalogue:
         tables = merged(tables, {key: document.get(key, {}) for key in tables})
     shared = read(Shared, tables, documents[-1][0])
     variants = [item for name, family in families.items() for item in _variants(family, files[name])]
-    _check_references(variants, shared)
+    _check_references(variants, shared, needs_weights)
     everything = json.dumps([families, tables], sort_keys=True)
     return Catalogue(variants, shared, hashlib.sha256(everything.encode()).hexdigest())
 
@@ -150,12 +179,12 @@ def _variants(family: Mapping[str, Any], file: str) -> Iterator[Variant]:
         yield read(Variant, table, file, f'variants."{name}"')
 
 
-def _check_references(variants: Iterable[Variant], shared: Shared) -> None:
+def _check_references(variants: Iterable[Variant], shared: Shared, needs_weights: bool) -> None:
     owners: dict[str, str] = {}
     for variant in variants:
         problems = Problems(f"family {variant.family}")
         for key, component in variant.components.items():
-            for known in (shared.architectures, shared.weights):
+            for known in (shared.architectures, shared.weights if needs_weights else shared.architectures):
                 if component.architecture not in known:
                     where = f'variants."{variant.name}".components.{key}.architecture'
                     problems.add(where, component.architecture, f"one of {', '.join(sorted(known))}")

@@ -18,11 +18,15 @@ if TYPE_CHECKING:
     Media: TypeAlias = model_pb2.MediaKind.ValueType
     Role: TypeAlias = plan_pb2.ComponentRole.ValueType
     Scheme: TypeAlias = device_pb2.Scheme.ValueType
+    StepCacheKind: TypeAlias = plan_pb2.StepCacheKind.ValueType
+    StepCacheQuality: TypeAlias = plan_pb2.StepCacheQuality.ValueType
 else:
     Compute = Annotated[int, Choice(plan_pb2.ComputeType.DESCRIPTOR)]
     Media = Annotated[int, Choice(model_pb2.MediaKind.DESCRIPTOR)]
     Role = Annotated[int, Choice(plan_pb2.ComponentRole.DESCRIPTOR)]
     Scheme = Annotated[int, Choice(device_pb2.Scheme.DESCRIPTOR)]
+    StepCacheKind = Annotated[int, Choice(plan_pb2.StepCacheKind.DESCRIPTOR)]
+    StepCacheQuality = Annotated[int, Choice(plan_pb2.StepCacheQuality.DESCRIPTOR)]
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,22 @@ class Weights:
     # Parameters that stay float32 whatever the compute type.
     float32_parameters: Bytes = 0
     num_tensors: Bytes = 0
-    buffer_bytes: Bytes = 0
-    # Of one token while denoising or encoding, at two bytes a number.
-    activation_bytes_per_token: float = 0.0
-    # Of one output pixel while decoding, at two bytes a number; VAEs only.
-    decode_bytes_per_pixel: float = 0.0
+    # Of the largest layer by itself: what streaming layer by layer holds.
+    largest_layer_parameters: Bytes = 0
+    # Of all repeated blocks, and of the largest: what streaming block by block moves and holds.
+    block_parameters: Bytes = 0
+    largest_block_parameters: Bytes = 0
     schemes: dict[Scheme, SchemeWeights] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Activations:
+    """What an architecture needs beside its weights while it runs, at two bytes a number."""
+
+    # Of one token of a denoiser or a text encoder; of one output pixel of a VAE.
+    bytes_each: Annotated[float, AtLeast(0)]
+    # Whatever the size.
+    fixed_bytes: Bytes = 0
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,15 @@ class Architecture:
     config: dict[str, Any] = field(default_factory=dict)
     # True where the configuration could not be read from its owner.
     is_estimate: bool = False
+    # Layers that a scheme leaves dense beside its generic ones, by parts of their qualified names.
+    exclude: dict[Scheme, tuple[str, ...]] = field(default_factory=dict)
+    # Layers that see too few rows for a scheme, and may be padded.
+    pad: dict[Scheme, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def is_text_encoder(self) -> bool:
+        """All of transformers' classes here are text encoders, and none of diffusers'."""
+        return self.class_name.startswith("transformers:")
 
 
 @dataclass(frozen=True)
@@ -82,8 +105,17 @@ class SchemeRule:
     activation_floor: float = 0.0
     # Slower by an order of magnitude where torch.compile is not to be had.
     needs_compile: bool = False
-    # Layers whose qualified name holds one of these stay dense.
+    # Layers whose qualified name holds one of these, or is one of these, stay dense.
     exclude_names: tuple[str, ...] = ()
+    exclude_exactly: tuple[str, ...] = ()
+    # In text encoders, instead of exclude_names: their modules have other names.
+    text_exclude_names: tuple[str, ...] = ()
+    takes_convolutions: bool = False
+    scale_bytes_per_parameter: float = 0.0
+    scale_bytes_per_row: int = 0
+    scale_bytes_per_tensor: int = 0
+    # A bias follows its weight.
+    casts_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,8 +133,60 @@ class Component:
     role: Role
     # Key in the catalogue's architectures and weights.
     architecture: str
+    # Where its weights are, if not with the model's.
+    source: checkpoint_pb2.CheckpointSource | None = None
     # Kept in this type whatever the rest computes in; 0 for the rest's.
     compute_type: Compute = plan_pb2.COMPUTE_TYPE_UNSPECIFIED
+
+
+@dataclass(frozen=True)
+class Denial:
+    """Schemes that were measured to spoil a model."""
+
+    role: Role
+    schemes: tuple[Scheme, ...]
+    # What was measured, and what came out.
+    reason: str
+    # True where an explicit wish is honoured all the same.
+    is_advice: bool = False
+
+
+@dataclass(frozen=True)
+class HostedArtifact:
+    """A component quantised beforehand, on the Hub."""
+
+    component: str
+    scheme: Scheme
+    repo_id: str
+    file: str
+    size_bytes: Bytes = 0
+
+
+@dataclass(frozen=True)
+class StepCaching:
+    """Which reuse of steps a model's pipeline supports, and what was measured to be safe."""
+
+    kinds: tuple[StepCacheKind, ...] = ()
+    default: StepCacheQuality = plan_pb2.STEP_CACHE_QUALITY_BALANCED
+    # Thresholds that replace the generic ones.
+    thresholds: dict[StepCacheQuality, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Models whose component of this name is byte-identical, so that one artifact serves all."""
+
+    component: str
+    bases: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A name that looks like one of ours, and why it is not."""
+
+    # As a whole segment of an id, compared without case.
+    needle: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -129,3 +213,24 @@ class Variant:
     token_frames: Annotated[int, AtLeast(1)] = 1
     # False where activations overflow float16, so that float32 takes its place.
     allows_float16: bool = True
+    # Few steps, trained in: no step cache pays.
+    is_distilled: bool = False
+    has_audio: bool = False
+    # Sizes it was made for; empty means the default alone.
+    sizes: tuple[model_pb2.Size, ...] = ()
+    least_diffusers: str = ""
+    # Special rules of assembly, for repositories that can't be loaded the generic way.
+    assembly_hooks: tuple[str, ...] = ()
+    # False where the denoiser declares no repeated blocks, so that nothing can be compiled region by region.
+    can_compile: bool = True
+    denials: tuple[Denial, ...] = ()
+    artifacts: tuple[HostedArtifact, ...] = ()
+    step_cache: StepCaching = field(default_factory=StepCaching)
+    # Same weights without a gate.
+    mirror: str = ""
+    # Repository of GGUF files of the denoiser.
+    gguf: str = ""
+    # Flags by which stable-diffusion.cpp takes each component; empty where it can't run the model.
+    native_flags: dict[str, str] = field(default_factory=dict)
+    # Download bytes over resident bytes, where the repository holds another type.
+    download_factor: Annotated[float, AtLeast(0)] = 1.0

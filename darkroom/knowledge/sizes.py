@@ -20,7 +20,7 @@ ITEM_BYTES = {
 def dense_bytes(weights: Weights, item_bytes: int) -> int:
     """Returns bytes of the dense weights, `item_bytes` a number, but 4 for what stays float32."""
     kept = weights.float32_parameters
-    return (weights.parameters - kept) * item_bytes + kept * 4 + weights.buffer_bytes
+    return (weights.parameters - kept) * item_bytes + kept * 4
 
 
 def scheme_bytes(weights: Weights, scheme: Scheme, rule: SchemeRule, item_bytes: int) -> int:

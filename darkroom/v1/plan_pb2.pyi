@@ -319,7 +319,9 @@ class _ComponentRoleEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._
     COMPONENT_ROLE_TEXT_ENCODER: _ComponentRole.ValueType  # 2
     """Turns the prompt into embeddings."""
     COMPONENT_ROLE_VAE: _ComponentRole.ValueType  # 3
-    """Turns latents into pixels."""
+    """Turns latents into pixels or sound."""
+    COMPONENT_ROLE_CONNECTOR: _ComponentRole.ValueType  # 4
+    """Stands between text encoders and denoiser, and stays with the denoiser."""
 
 class ComponentRole(_ComponentRole, metaclass=_ComponentRoleEnumTypeWrapper):
     """What a component does in the pipeline."""
@@ -331,7 +333,9 @@ COMPONENT_ROLE_DENOISER: ComponentRole.ValueType  # 1
 COMPONENT_ROLE_TEXT_ENCODER: ComponentRole.ValueType  # 2
 """Turns the prompt into embeddings."""
 COMPONENT_ROLE_VAE: ComponentRole.ValueType  # 3
-"""Turns latents into pixels."""
+"""Turns latents into pixels or sound."""
+COMPONENT_ROLE_CONNECTOR: ComponentRole.ValueType  # 4
+"""Stands between text encoders and denoiser, and stays with the denoiser."""
 global___ComponentRole = ComponentRole
 
 class _FallbackTrigger:
@@ -808,6 +812,9 @@ class QuantisationRecipe(google.protobuf.message.Message):
     REQUIRES_BFLOAT16_FIELD_NUMBER: builtins.int
     ACTIVATION_FLOOR_FIELD_NUMBER: builtins.int
     FAST_ACCUMULATE_FIELD_NUMBER: builtins.int
+    EXCLUDE_EXACTLY_FIELD_NUMBER: builtins.int
+    PAD_NAMES_FIELD_NUMBER: builtins.int
+    TAKES_CONVOLUTIONS_FIELD_NUMBER: builtins.int
     min_features: builtins.int
     """Least input and output features of a layer."""
     min_rows: builtins.int
@@ -820,9 +827,21 @@ class QuantisationRecipe(google.protobuf.message.Message):
     """Floor of an activation row's scale, so that a row of zeros stays finite; 0 for none."""
     fast_accumulate: builtins.bool
     """Faster accumulation of float8 products."""
+    takes_convolutions: builtins.bool
+    """Convolutions too, not linear layers alone."""
     @property
     def exclude_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """A layer whose qualified name holds one of these stays dense."""
+
+    @property
+    def exclude_exactly(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """A layer of exactly this qualified name stays dense."""
+
+    @property
+    def pad_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """A layer whose qualified name holds one of these sees fewer than min_rows: its input is padded to 32 rows, which must
+        be proven bitwise equal, or the layer stays dense.
+        """
 
     def __init__(
         self,
@@ -834,8 +853,11 @@ class QuantisationRecipe(google.protobuf.message.Message):
         requires_bfloat16: builtins.bool = ...,
         activation_floor: builtins.float = ...,
         fast_accumulate: builtins.bool = ...,
+        exclude_exactly: collections.abc.Iterable[builtins.str] | None = ...,
+        pad_names: collections.abc.Iterable[builtins.str] | None = ...,
+        takes_convolutions: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["activation_floor", b"activation_floor", "exclude_names", b"exclude_names", "fast_accumulate", b"fast_accumulate", "feature_multiple", b"feature_multiple", "min_features", b"min_features", "min_rows", b"min_rows", "requires_bfloat16", b"requires_bfloat16"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["activation_floor", b"activation_floor", "exclude_exactly", b"exclude_exactly", "exclude_names", b"exclude_names", "fast_accumulate", b"fast_accumulate", "feature_multiple", b"feature_multiple", "min_features", b"min_features", "min_rows", b"min_rows", "pad_names", b"pad_names", "requires_bfloat16", b"requires_bfloat16", "takes_convolutions", b"takes_convolutions"]) -> None: ...
 
 global___QuantisationRecipe = QuantisationRecipe
 

@@ -14,11 +14,12 @@ from darkroom.v1 import device_pb2, plan_pb2
 from services.planner.memory import CPU_OVERHEAD_BYTES, OVERHEAD_BYTES, RESIDENT_FILL, Demand, Supply, limit_of
 from services.planner.placement import PLACEMENTS, Placement, demand_of
 from services.planner.question import Question
-from services.planner.sizes import DENOISER, TEXT_ENCODER, VAE, activations_of, weights_of
+from services.planner.sizes import CONNECTOR, DENOISER, TEXT_ENCODER, VAE, activations_of, weights_of
 from services.planner.words import SCHEME_NAMES, STAGE_NAMES, TIER_NAMES, reason, size
 
 # Tensors of torchao. Streaming them breaks: copies of their inner parts are not pinned (diffusers 0.42, torchao 0.18).
 CONVERTED = frozenset({device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8, device_pb2.SCHEME_MXFP8, device_pb2.SCHEME_NVFP4})
+_NONE = device_pb2.SCHEME_NONE
 _UNSTREAMABLE = (plan_pb2.OFFLOAD_TIER_GROUP, plan_pb2.OFFLOAD_TIER_SEQUENTIAL)
 
 
@@ -57,7 +58,7 @@ def candidates(question: Question, schemes: tuple[Scheme, ...]) -> Iterator[Cand
 
 
 def _by_role(scheme: Scheme, text_scheme: Scheme) -> dict[Role, Scheme]:
-    return {DENOISER: scheme, TEXT_ENCODER: text_scheme, VAE: device_pb2.SCHEME_NONE}
+    return {DENOISER: scheme, TEXT_ENCODER: text_scheme, VAE: _NONE, CONNECTOR: _NONE}
 
 
 def _placements(question: Question) -> tuple[Placement, ...]:

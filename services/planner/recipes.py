@@ -8,7 +8,7 @@ from __future__ import annotations
 from google.protobuf import duration_pb2
 
 from darkroom.knowledge import Component
-from darkroom.knowledge.family import Scheme
+from darkroom.knowledge.recipes import recipe_of
 from darkroom.v1 import device_pb2, plan_pb2
 from services.planner.candidates import Candidate
 from services.planner.question import Question
@@ -34,28 +34,16 @@ def _component_plan(
         component.role, device_pb2.SCHEME_NONE
     )
     scheme = wanted if wanted in question.catalogue.weights[component.architecture].schemes else device_pb2.SCHEME_NONE
+    architecture = question.catalogue.architectures[component.architecture]
+    rule = question.catalogue.schemes.get(scheme)
     return plan_pb2.ComponentPlan(
         name=name,
         role=component.role,
         scheme=scheme,
         compute_type=component.compute_type or question.compute_type,
         weight_bytes=component_bytes(question, component, scheme),
-        recipe=_recipe(question, scheme),
-        class_name=question.catalogue.architectures[component.architecture].class_name.partition(":")[2],
-    )
-
-
-def _recipe(question: Question, scheme: Scheme) -> plan_pb2.QuantisationRecipe | None:
-    rule = question.catalogue.schemes.get(scheme)
-    if rule is None:
-        return None
-    return plan_pb2.QuantisationRecipe(
-        min_features=rule.min_features,
-        exclude_names=rule.exclude_names,
-        min_rows=rule.min_rows,
-        feature_multiple=rule.feature_multiple,
-        requires_bfloat16=rule.requires_bfloat16,
-        activation_floor=rule.activation_floor,
+        recipe=recipe_of(rule, architecture, scheme) if rule else None,
+        class_name=architecture.class_name.partition(":")[2],
     )
 
 

@@ -6,6 +6,7 @@ Knows nothing of budgets. Invariant: a figure that nobody measured is reckoned f
 from __future__ import annotations
 
 from darkroom.knowledge import Component, sizes
+from darkroom.knowledge.family import Activations as UnitBytes
 from darkroom.knowledge.family import Role, Scheme
 from darkroom.v1 import device_pb2, plan_pb2
 from services.planner.placement import Activations, Weights
@@ -14,10 +15,11 @@ from services.planner.question import Question
 DENOISER = plan_pb2.COMPONENT_ROLE_DENOISER
 TEXT_ENCODER = plan_pb2.COMPONENT_ROLE_TEXT_ENCODER
 VAE = plan_pb2.COMPONENT_ROLE_VAE
+CONNECTOR = plan_pb2.COMPONENT_ROLE_CONNECTOR
 
 # Where an architecture has no measured figure: above every one that was measured (158 kB a token, 2,437 bytes a pixel).
-UNMEASURED_BYTES_PER_TOKEN = 200_000.0
-UNMEASURED_BYTES_PER_PIXEL = 4_000.0
+UNMEASURED_TOKEN = UnitBytes(200_000.0)
+UNMEASURED_PIXEL = UnitBytes(4_000.0)
 # A tile is 512 pixels square; blending holds the decoded rows and the whole output in the compute type.
 TILE_PIXELS = 512 * 512
 OUTPUT_COPIES = 3
@@ -39,7 +41,7 @@ def weights_of(question: Question, schemes: dict[Role, Scheme], is_quantised_whi
         schemes: a scheme for each role.
         is_quantised_while_loading: the dense denoiser visits the device first.
     """
-    parts: dict[Role, list[int]] = {DENOISER: [], TEXT_ENCODER: [], VAE: []}
+    parts: dict[Role, list[int]] = {DENOISER: [], TEXT_ENCODER: [], VAE: [], CONNECTOR: []}
     dense_denoiser = 0
     for component in question.variant.components.values():
         parts[component.role].append(component_bytes(question, component, schemes[component.role]))
@@ -50,7 +52,7 @@ def weights_of(question: Question, schemes: dict[Role, Scheme], is_quantised_whi
     return Weights(
         denoisers=tuple(parts[DENOISER]),
         text_encoders=tuple(parts[TEXT_ENCODER]),
-        vae=sum(parts[VAE]),
+        vae=sum(parts[VAE]) + sum(parts[CONNECTOR]),
         text_layer=max(parts[TEXT_ENCODER], default=0) // 12,
         streamed_denoiser=largest // 10,
         denoiser_layer=largest // 20,
@@ -61,25 +63,22 @@ def weights_of(question: Question, schemes: dict[Role, Scheme], is_quantised_whi
 def activations_of(question: Question, slices: bool) -> Activations:
     """Returns what each stage needs beside weights, at the workload's size."""
     work, scale = question.workload, question.item_bytes / 2
-    tokens = question.num_tokens + question.variant.limits.max_prompt_tokens * work.batch_size
+    prompt = question.variant.limits.max_prompt_tokens * work.batch_size
+    tokens = question.num_tokens + prompt
     denoise = encode = decode = tiled = 0.0
     pixels = work.width * work.height * work.num_frames * (1 if slices else work.batch_size)
     for component in question.variant.components.values():
-        counted = question.catalogue.weights[component.architecture]
-        per_token = _measured(counted.activation_bytes_per_token, UNMEASURED_BYTES_PER_TOKEN)
+        unmeasured = UNMEASURED_PIXEL if component.role == VAE else UNMEASURED_TOKEN
+        measured = question.catalogue.activations.get(component.architecture, unmeasured)
         if component.role == DENOISER:
-            denoise = max(denoise, tokens * per_token)
+            denoise = max(denoise, measured.fixed_bytes + tokens * measured.bytes_each)
         elif component.role == TEXT_ENCODER:
-            encode = max(encode, question.variant.limits.max_prompt_tokens * per_token)
-        else:
-            per_pixel = _measured(counted.decode_bytes_per_pixel, UNMEASURED_BYTES_PER_PIXEL)
-            decode = max(decode, pixels * per_pixel)
-            tiled = max(tiled, min(pixels, TILE_PIXELS) * per_pixel + pixels * 3 * 2 * OUTPUT_COPIES)
+            encode = max(encode, measured.fixed_bytes + prompt * measured.bytes_each)
+        elif component.role == VAE:
+            decode = max(decode, measured.fixed_bytes + pixels * measured.bytes_each)
+            tile = min(pixels, TILE_PIXELS) * measured.bytes_each
+            tiled = max(tiled, measured.fixed_bytes + tile + pixels * 3 * 2 * OUTPUT_COPIES)
     return Activations(*(int(part * scale) for part in (encode, denoise, decode, min(decode, tiled))))
-
-
-def _measured(figure: float, otherwise: float) -> float:
-    return figure or otherwise
 
 
 def is_estimate(question: Question) -> bool:
