@@ -16,6 +16,8 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+from google.protobuf.message import DecodeError
+
 from darkroom.rpc.errors import DarkroomError, EngineDiedError, EngineHungError, InternalError, error_from_message
 from darkroom.v1 import device_pb2, engine_pb2, generation_pb2
 from services.worker.config import WorkerSettings
@@ -72,6 +74,9 @@ class EngineProcess:
         try:
             async with asyncio.timeout(settings.worker_start_s):
                 hello = await read_message(reader, engine_pb2.EngineEvent)
+        except (DecodeError, InternalError) as garbage:
+            engine.kill(EngineDiedError(f"the engine's hello is no message ({garbage}); it was killed"))
+            hello = None
         except TimeoutError:
             engine.kill(EngineHungError(f"the engine said nothing for {settings.worker_start_s:.0f} s after its start"))
             hello = None
@@ -170,9 +175,12 @@ class EngineProcess:
             self._writer.write(pack(command))
 
     async def _listen(self, on_death: Callable[[EngineProcess, DarkroomError], None]) -> None:
-        while (event := await read_message(self._reader, engine_pb2.EngineEvent)) is not None:
-            if (answers := self._answers.get(event.command_id)) is not None:
-                answers.put_nowait(event)
+        try:
+            while (event := await read_message(self._reader, engine_pb2.EngineEvent)) is not None:
+                if (answers := self._answers.get(event.command_id)) is not None:
+                    answers.put_nowait(event)
+        except (DecodeError, InternalError) as garbage:
+            self.kill(EngineDiedError(f"the engine said what is no message ({garbage}); it was killed"))
         death = await self._ended()
         on_death(self, death)
         self.death.set_result(death)

@@ -21,7 +21,7 @@ from services.worker.watchdog import ProgressWatch
 # Pauses between starts that fail one after the other, in seconds; the last one repeats.
 START_PAUSES_S = (0.5, 1.0, 2.0, 5.0, 15.0, 30.0)
 # A reading that takes longer than this on an idle device means that the device does not answer.
-READING_LIMIT_S = 30.0
+READING_LIMIT_S = 20.0
 # An idle device is asked this often, and counts as not ready after this long without an answer.
 PING_S = 10.0
 ANSWER_S = 5.0
@@ -50,7 +50,10 @@ class EngineKeeper:
         self._is_idle = is_idle
         self._settled = asyncio.Event()
         self._reading: asyncio.Task[None] | None = None
+        self._reading_began_at = 0.0
         self._is_silent = False
+        # Told of every start, whether it worked.
+        self.on_start: Callable[[bool], None] = lambda has_started: None
         self.engine: EngineProcess | None = None
         self.has_failed_to_start = False
         self.last_failure: error_pb2.Error | None = None
@@ -101,23 +104,24 @@ class EngineKeeper:
         if self.engine is None or not self._is_idle():
             return
         if self._reading is None or self._reading.done():
+            self._reading_began_at = time.monotonic()
             self._reading = asyncio.create_task(self._read(self.engine), name="read-device")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(self._reading), limit_s)
 
     async def ping(self) -> None:
-        """Tells readiness by a reading of the idle device, every `PING_S` at most; a hung one ends by its watchdog."""
-        if self.engine is None or time.monotonic() - self.device_read_at < PING_S:
-            return
-        if self._reading is None or self._reading.done():
-            await self.refresh(ANSWER_S)
-            if self._reading is not None and not self._reading.done():
-                log.warning("device_silent", seconds=ANSWER_S)
-                await self._on_readiness(False)
-                self._is_silent = True
-        if self._is_silent and self._reading is not None and self._reading.done() and self.engine is not None:
-            self._is_silent = False
-            await self._on_readiness(True)
+        """Reads an idle device from time to time, and takes readiness away while a reading gets no answer.
+
+        A reading that never comes is ended by its watchdog, and the engine with it.
+        """
+        is_pending = self._reading is not None and not self._reading.done()
+        if self.engine is not None and not is_pending and time.monotonic() - self.device_read_at > PING_S:
+            await self.refresh(0.0)
+        is_silent = is_pending and time.monotonic() - self._reading_began_at > ANSWER_S
+        if self.engine is not None and is_silent != self._is_silent:
+            self._is_silent = is_silent
+            log.warning("device_silent" if is_silent else "device_answers", pid=self.engine.pid)
+            await self._on_readiness(not is_silent)
 
     async def _read(self, engine: EngineProcess) -> None:
         limit = plan_pb2.IdleBudgets()
@@ -141,7 +145,8 @@ class EngineKeeper:
 
     async def _started(self, engine: EngineProcess) -> None:
         self.engine = engine
-        self.has_failed_to_start = False
+        self.has_failed_to_start = self._is_silent = False
+        self.on_start(True)
         self.take_reading(engine.device)
         self._wake()
         log.info("engine_started", pid=engine.pid, device=engine.device.id)
@@ -149,6 +154,7 @@ class EngineKeeper:
 
     async def _start_failed(self, failure: DarkroomError) -> None:
         self.has_failed_to_start = True
+        self.on_start(False)
         self.last_failure = error_to_message(failure)
         log.error("engine_does_not_start", reason=failure.reason, detail=failure.message, **failure.facts)
         self._wake()

@@ -1,8 +1,8 @@
 """The worker's state machine, whole.
 
-    EMPTY → LOADING → READY ⇄ GENERATING
-      ↑________________|  → UNLOADING → EMPTY        FAILED: the device does not answer
-    DRAINING lies over any of them and never ends.
+    EMPTY → LOADING → READY ⇄ GENERATING      LOADING, READY, GENERATING → UNLOADING → EMPTY
+    and from each of them to EMPTY when the engine dies.
+    Two states lie over these: FAILED while the device does not answer, DRAINING for good once the worker stops.
 
 Knows nothing of engines or tokens. Invariant: no state is entered but by an arrow of the table.
 """
@@ -22,12 +22,11 @@ DRAINING: int = worker_pb2.WORKER_STATE_DRAINING
 
 # A dead engine leads to EMPTY from anywhere: its memory is gone.
 ARROWS: dict[int, frozenset[int]] = {
-    EMPTY: frozenset({LOADING, UNLOADING, FAILED}),
+    EMPTY: frozenset({LOADING, UNLOADING}),
     LOADING: frozenset({READY, UNLOADING, EMPTY}),
     READY: frozenset({GENERATING, UNLOADING, EMPTY}),
     GENERATING: frozenset({READY, UNLOADING, EMPTY}),
     UNLOADING: frozenset({EMPTY}),
-    FAILED: frozenset({EMPTY}),
 }
 
 
@@ -37,16 +36,19 @@ class Lifecycle:
     def __init__(self) -> None:
         self._state: int = EMPTY
         self.is_draining = False
+        self.has_failed = False
 
     @property
     def device_state(self) -> int:
-        """What the device is doing, draining or not."""
+        """What the device is doing, whatever lies over it."""
         return self._state
 
     @property
     def reported_state(self) -> int:
-        """What status tells: DRAINING hides everything but FAILED."""
-        return DRAINING if self.is_draining and self._state != FAILED else self._state
+        """What status tells: FAILED hides DRAINING, which hides the rest."""
+        if self.has_failed:
+            return FAILED
+        return DRAINING if self.is_draining else self._state
 
     def enter(self, state: int) -> None:
         """Goes to `state`; staying where it is is no move.

@@ -10,9 +10,20 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 
-from darkroom.rpc.errors import CancelledError, DarkroomError, InternalError, NotLoadedError, error_to_message
+from darkroom.rpc.errors import (
+    CancelledError,
+    DarkroomError,
+    EngineDiedError,
+    EngineHungError,
+    InternalError,
+    KernelFailedError,
+    NotLoadedError,
+    OutOfMemoryError,
+    WorkerLostError,
+    error_to_message,
+)
 from darkroom.rpc.logs import log
-from darkroom.v1 import device_pb2, engine_pb2, error_pb2, generation_pb2, plan_pb2, worker_pb2
+from darkroom.v1 import device_pb2, engine_pb2, generation_pb2, plan_pb2, worker_pb2
 from services.worker.arbiter import Activity, Slot
 from services.worker.config import WorkerSettings
 from services.worker.engine_process import EngineProcess
@@ -25,6 +36,11 @@ from services.worker.watchdog import ProgressWatch
 
 # An engine that still holds more than this after an unload is replaced: only a process's end really gives memory back.
 LEFTOVER_BYTES = 256 * 2**20
+# Which fallbacks an item's failure triggers. A run never reloads: whoever asked loads the fallback and asks again.
+TRIGGERS: dict[str, int] = {
+    OutOfMemoryError.reason: plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY,
+    KernelFailedError.reason: plan_pb2.FALLBACK_TRIGGER_KERNEL_FAILED,
+}
 
 
 class Load(Activity):
@@ -79,6 +95,7 @@ class DeviceOwner:
         self.slot = Slot()
         self.lifecycle = Lifecycle()
         self.keeper = EngineKeeper(settings, self._engine_died, on_readiness, lambda: not self.slot.is_busy)
+        self.keeper.on_start = self._engine_tried_to_start
         self.loaded: worker_pb2.LoadedModel | None = None
         # The plan that was asked for: a fallback may be in force instead.
         self.requested: plan_pb2.Plan | None = None
@@ -114,6 +131,10 @@ class DeviceOwner:
             try:
                 await self._run(run)
                 run.fail(InternalError("the engine ended the run without ending this item"))
+            except (EngineDiedError, EngineHungError) as death:
+                # Only the item that was being made is to blame; those that had not begun are bystanders.
+                run.fail(death, [job_id for job_id in run.job_ids if run.has_begun(job_id)])
+                run.fail(WorkerLostError(f"the engine ended before this item began: {death.message}"))
             except DarkroomError as failure:
                 run.fail(_blamed(failure, run))
             except Exception as bug:  # the job boundary
@@ -212,6 +233,9 @@ class DeviceOwner:
             if event.HasField("run"):
                 run.record(_explained(event.run, run, loaded.plan))
 
+    def _engine_tried_to_start(self, has_started: bool) -> None:
+        self.lifecycle.has_failed = not has_started
+
     def _engine_died(self, death: DarkroomError) -> None:
         self.loaded = self.requested = None
         self.lifecycle.enter(EMPTY)
@@ -239,14 +263,16 @@ def _blamed(failure: DarkroomError, activity: Activity) -> DarkroomError:
 
 def _explained(event: worker_pb2.RunEvent, run: Run, plan: plan_pb2.Plan) -> worker_pb2.RunEvent:
     """Adds to an item's error what only the supervisor knows: who stopped it, and which fallback it triggers."""
-    if event.error.reason == "CANCELLED" and run.stopped is not None:
+    if event.error.reason == CancelledError.reason and run.stopped is not None:
         event.error.CopyFrom(error_to_message(run.stopped))
-    if event.error.reason == "OUT_OF_MEMORY" and fallbacks(plan, plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY):
-        event.error.metadata["triggered_fallback"] = "OUT_OF_MEMORY"
+    trigger = TRIGGERS.get(event.error.reason)
+    if trigger is not None and fallbacks(plan, trigger):
+        name = plan_pb2.FallbackTrigger.Name(trigger)  # type: ignore[arg-type]
+        event.error.metadata["triggered_fallback"] = name.removeprefix("FALLBACK_TRIGGER_")
     return event
 
 
 def _memory_fallback() -> worker_pb2.LoadEvent:
-    short = error_pb2.Error(code=8, reason="OUT_OF_MEMORY", message="the settled reading has no room for the plan")
+    short = error_to_message(OutOfMemoryError("the settled reading has no room for the plan"))
     taken = worker_pb2.FallbackTaken(trigger=plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY, error=short)
     return worker_pb2.LoadEvent(fallback=taken)

@@ -31,10 +31,13 @@ class Run(Activity):
         # Set while the engine works on the run: asks it to stop one item.
         self.on_cancel: Callable[[str], None] | None = None
         self.acknowledged: set[str] = set()
+        # Reason of each item that failed, by its name.
+        self.failures: dict[str, str] = {}
         self._bytes: dict[str, int] = {}
         self.touched_at = time.monotonic()
         self._log: EventLog[worker_pb2.RunEvent] = EventLog()
         self._missing: dict[str, int | None] = dict.fromkeys(self.job_ids)
+        self._begun: set[str] = set()
         self._followers = 0
         self._progressed_at = time.monotonic()
 
@@ -58,6 +61,10 @@ class Run(Activity):
         """Output bytes that are kept."""
         return sum(self._bytes.values())
 
+    def has_begun(self, job_id: str) -> bool:
+        """True once the engine said anything of the item."""
+        return job_id in self._begun
+
     def has_ended(self, job_id: str) -> bool:
         """True when the item has its whole output, or an error."""
         return job_id not in self._missing
@@ -66,6 +73,7 @@ class Run(Activity):
         """Numbers and keeps what the engine said of an item; what comes after the item's end is dropped."""
         if event.job_id not in self._missing:
             return
+        self._begun.add(event.job_id)
         event.sequence = len(self._log) + 1
         self._progressed_at = time.monotonic()
         self._log.append(event)
@@ -75,6 +83,8 @@ class Run(Activity):
             self._bytes[event.job_id] = self._bytes.get(event.job_id, 0) + len(event.chunk.data)
             left = (self._missing[event.job_id] or 0) - len(event.chunk.data)
             self._missing[event.job_id] = left
+        if event.HasField("error"):
+            self.failures[event.job_id] = event.error.reason
         if event.HasField("error") or (event.HasField("chunk") and self._missing[event.job_id] == 0):
             self._end(event.job_id)
 

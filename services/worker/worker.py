@@ -15,6 +15,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from types import TracebackType
 from typing import Any
 
+import structlog
+
 from darkroom.rpc.errors import (
     CancelledError,
     DarkroomError,
@@ -147,7 +149,7 @@ class Worker:
         await keeper.refresh(STATUS_WAIT_S)
         status = worker_pb2.WorkerStatus(
             worker_id=self._worker_id(),
-            state=self._state(),  # type: ignore[arg-type]
+            state=self._device.lifecycle.reported_state,  # type: ignore[arg-type]
             device=keeper.device,
             loaded=self._device.loaded,
             holder=self._fence.holder,
@@ -219,9 +221,10 @@ class Worker:
 
     async def _execute(self, run: Run) -> None:
         began_at = time.monotonic()
-        log.info("run_started", run_id=run.run_id, model=run.model, num_items=len(run.items))
-        await self._device.run(run)
-        log.info("run_ended", run_id=run.run_id, seconds=round(time.monotonic() - began_at, 3))
+        with structlog.contextvars.bound_contextvars(run_id=run.run_id, job_ids=run.job_ids):
+            log.info("run_started", model=run.model)
+            await self._device.run(run)
+            log.info("run_ended", seconds=round(time.monotonic() - began_at, 3), failures=run.failures)
         self._fence.touch()
         self._tidy(run)
 
@@ -246,12 +249,6 @@ class Worker:
         if self._device.lifecycle.is_draining:
             raise DrainingError("this worker is stopping and takes nothing new", retry_after_s=1.0)
 
-    def _state(self) -> int:
-        lifecycle, keeper = self._device.lifecycle, self._device.keeper
-        if keeper.has_failed_to_start and keeper.engine is None:
-            return worker_pb2.WORKER_STATE_FAILED
-        return lifecycle.reported_state
-
     def _worker_id(self) -> str:
         device = self._device.keeper.device
         place = device.id if device is not None else self._settings.worker_device
@@ -273,8 +270,13 @@ class Worker:
     def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
         return task
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (bug := task.exception()) is not None:
+            log.error("task_failed", task=task.get_name(), exc_info=bug)
 
 
 def _token(request: Any) -> Token | None:

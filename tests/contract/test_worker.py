@@ -425,3 +425,52 @@ async def test_health_follows_the_device(models_dir: Path) -> None:
         assert status.state == worker_pb2.WORKER_STATE_FAILED
         assert status.last_failure.metadata["exit_code"] == "137"
         assert isinstance(await failure_of(server.load(rehearsal_plan())), EngineDiedError)
+
+
+async def test_a_wedged_idle_engine_turns_readiness_off_until_it_answers_again(models_dir: Path) -> None:
+    async with serve_worker(DARKROOM_MODELS_DIR=models_dir) as server, open_channel(server.address) as channel:
+        health = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="darkroom.v1.WorkerService")
+        pid = (await server.status()).engine_pid
+        os.kill(pid, signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        began_at = time.monotonic()
+        assert (await server.status()).device_age_seconds > 0
+        assert time.monotonic() - began_at < 0.1
+        while (await health.Check(request, timeout=5)).status == health_pb2.HealthCheckResponse.SERVING:
+            assert time.monotonic() - stopped_at < 10
+            await asyncio.sleep(0.1)
+        os.kill(pid, signal.SIGCONT)
+        while (await health.Check(request, timeout=5)).status != health_pb2.HealthCheckResponse.SERVING:
+            assert time.monotonic() - stopped_at < 15
+            await asyncio.sleep(0.1)
+        assert (await server.status()).engine_pid == pid
+
+
+async def test_only_the_item_that_was_being_made_is_blamed_for_a_crash(worker: WorkerServer) -> None:
+    await worker.load(rehearsal_plan(), claim())
+    items = [item("job-done"), item("job-guilty", "rehearse: crash at step 2"), item("job-bystander")]
+    events = await worker.generate("run-blame", items, token=claim())
+    assert error_of(events, "job-done") == ""
+    assert error_of(events, "job-guilty") == EngineDiedError.reason
+    assert error_of(events, "job-bystander") == "WORKER_LOST"
+
+
+async def test_a_stopped_supervisor_does_not_take_its_engine_for_hung_when_it_wakes(worker: WorkerServer) -> None:
+    await worker.load(rehearsal_plan(idle_s=0.5), claim())
+    run = asyncio.create_task(
+        worker.generate("run-asleep", [item("job-asleep", "rehearse: steps of 0.1 s", steps=30)], token=claim())
+    )
+    await worker.wait_for(GENERATING)
+    worker.process.send_signal(signal.SIGSTOP)
+    await asyncio.sleep(1.8)
+    worker.process.send_signal(signal.SIGCONT)
+    assert error_of(await run, "job-asleep") == ""
+
+
+async def test_a_failure_names_the_fallback_that_it_triggers(worker: WorkerServer) -> None:
+    plan = rehearsal_plan()
+    plan.fallbacks.add(trigger=plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY, plan=rehearsal_plan(weight_bytes=1))
+    await worker.load(plan, claim())
+    events = await worker.generate("run-oom", [item("job-oom", "rehearse: out of memory at step 1")], token=claim())
+    assert events[-1].error.metadata["triggered_fallback"] == "OUT_OF_MEMORY"

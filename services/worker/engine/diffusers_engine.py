@@ -25,7 +25,7 @@ from services.worker.config import WorkerSettings
 from services.worker.engine.assembly.line import assemble, dismantle
 from services.worker.engine.assembly.placement import storage_bytes
 from services.worker.engine.assembly.stage import Assembly, explain
-from services.worker.engine.device import choose_device, read_device
+from services.worker.engine.device import choose_device, give_back, read_device
 from services.worker.engine.generation import generate
 from services.worker.engine.loop import Engine, ItemReporter, LoadReporter
 
@@ -84,6 +84,7 @@ class DiffusersEngine(Engine):
 
     def explain(self, failure: Exception) -> DarkroomError:
         log.error("engine_failure", exc_info=failure)
+        give_back(self._device)
         return explain(failure)
 
     def _held_bytes(self) -> int:

@@ -50,6 +50,10 @@ def generate(assembly: Assembly, item: worker_pb2.RunItem, report: ItemReporter)
     data, content_type = encode(pixels_HWC, request.format)
     output = describe(data, content_type, pixels_HWC, request.seed)
     output.engagements.extend([observer.guidance_engagement(assembly.plan.call, request), *engagements])
+    if (output.width, output.height) != (request.width, request.height):
+        asked, got = f"{request.width}x{request.height}", f"{output.width}x{output.height}"
+        reason = "the pipeline moved the size to its own lattice"
+        output.engagements.add(knob="size", requested=asked, resolved=asked, engaged=got, reason=reason)
     report.finish(output, data)
 
 

@@ -31,7 +31,7 @@ def test_a_model_is_loaded_used_and_given_back() -> None:
     assert reach(LOADING, READY, GENERATING, READY, UNLOADING, EMPTY).device_state == EMPTY
 
 
-@pytest.mark.parametrize("state", [LOADING, READY, GENERATING, UNLOADING, FAILED])
+@pytest.mark.parametrize("state", [LOADING, READY, GENERATING, UNLOADING])
 def test_a_dead_engine_leads_to_empty_from_anywhere(state: int) -> None:
     assert EMPTY in ARROWS[state]
 
@@ -66,3 +66,12 @@ def test_draining_hides_what_the_device_does_and_never_ends() -> None:
     lifecycle.enter(READY)
     assert lifecycle.reported_state == DRAINING
     assert lifecycle.device_state == READY
+
+
+def test_a_device_that_does_not_answer_hides_everything_else() -> None:
+    lifecycle = reach(LOADING)
+    lifecycle.drain()
+    lifecycle.has_failed = True
+    assert lifecycle.reported_state == FAILED
+    lifecycle.has_failed = False
+    assert lifecycle.reported_state == DRAINING
