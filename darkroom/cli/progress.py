@@ -11,6 +11,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from darkroom.cli.text import format_bytes, format_seconds, phase_of, shorten, state_of
@@ -61,7 +62,7 @@ class Stages:
                 total=progress.total or None,
                 completed=progress.completed,
                 amount=amount,
-                detail=shorten(progress.detail, 24),
+                detail=shorten(progress.detail, 80),
             )
 
     def finish(self) -> None:
@@ -101,7 +102,9 @@ class JobsDisplay:
             BarColumn(28, complete_style="cyan", finished_style="green", pulse_style="cyan"),
             TextColumn("{task.fields[amount]:>12}"),
             _StageTime(),
-            TextColumn("[dim]{task.fields[detail]}"),
+            TextColumn(
+                "[dim]{task.fields[detail]}", markup=True, table_column=Column(no_wrap=True, overflow="ellipsis")
+            ),
             console=console,
             disable=self._is_plain,
         )
@@ -139,7 +142,8 @@ class JobsDisplay:
 
     def _show_stage(self, event: job_pb2.JobEvent, progress: generation_pb2.Progress) -> None:
         if event.HasField("job") and event.job.state == job_pb2.JOB_STATE_QUEUED:
-            self._stages.show(generation_pb2.Progress(phase=generation_pb2.PHASE_QUEUED, detail="waiting for a worker"))
+            detail = progress.detail or "waiting for a worker"
+            self._stages.show(generation_pb2.Progress(phase=generation_pb2.PHASE_QUEUED, detail=detail))
         elif not event.HasField("job") or event.job.state == job_pb2.JOB_STATE_RUNNING:
             self._stages.show(progress)
 

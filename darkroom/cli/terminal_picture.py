@@ -19,6 +19,7 @@ from darkroom.client import Picture
 # Kitty's protocol sends at most this much in one escape (sw.kovidgoyal.net/kitty/graphics-protocol).
 KITTY_CHUNK = 4096
 MAX_COLUMNS = 64
+LINES_AROUND = 9
 UPPER_HALF = "▀"
 
 
@@ -34,7 +35,7 @@ def show_picture(console: Console, picture: Picture) -> None:
     elif console.color_system is not None and picture.format == "png":
         rows = read_pixels(picture.data)
         if rows:
-            console.print(Segments(half_blocks(rows, min(MAX_COLUMNS, console.width))))
+            console.print(Segments(half_blocks(rows, _columns(console))))
 
 
 def find_protocol(environment: Mapping[str, str]) -> str | None:
@@ -85,6 +86,11 @@ def _average(rows: list[list[Pixel]], x: int, y: int, columns: int, lines: int) 
     cell = [pixel for row in rows[top:bottom] for pixel in row[left:right]]
     red, green, blue = (sum(channel) // len(cell) for channel in zip(*cell, strict=True))
     return red, green, blue
+
+
+def _columns(console: Console) -> int:
+    """A square of so many columns is half as many lines, and leaves room for what was printed before it."""
+    return max(2, min(MAX_COLUMNS, console.width, 2 * (console.height - LINES_AROUND)))
 
 
 def _hex(pixel: Pixel) -> str:

@@ -19,7 +19,7 @@ from grpc_status import rpc_status
 
 from darkroom.client._address import to_target
 from darkroom.rpc.channels import open_channel
-from darkroom.rpc.errors import DarkroomError, UnavailableError
+from darkroom.rpc.errors import DarkroomError, PreconditionError, UnavailableError
 from darkroom.rpc.status import from_rpc_error
 from darkroom.v1 import cluster_service_pb2_grpc, generation_service_pb2_grpc, model_service_pb2_grpc
 
@@ -44,7 +44,7 @@ class Connection:
     @cached_property
     def _channel(self) -> grpc.aio.Channel:
         if self._is_closed:
-            raise UnavailableError("this client is closed; make a new one")
+            raise PreconditionError("this client is closed; make a new one")
         return open_channel(self._target)
 
     @cached_property
@@ -117,7 +117,7 @@ class Connection:
                 self.has_answered = True
             raise error from failure
         except grpc.aio.UsageError as closed:
-            raise UnavailableError("this client is closed; make a new one") from closed
+            raise PreconditionError("this client is closed; make a new one") from closed
 
 
 class Outage:

@@ -62,7 +62,9 @@ class JobMethods:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
-                task.cancel()
+                # One that is cancelled already is cleaning up: a second time would cut that short.
+                if not task.cancelling():
+                    task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def stream(
