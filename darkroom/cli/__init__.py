@@ -9,6 +9,10 @@ from __future__ import annotations
 
 def main() -> None:
     """Runs the command and exits: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    import os
+
+    # gRPC's own log says what the command says better, and says it into the middle of a progress bar.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from darkroom.cli.application import run
 
     raise SystemExit(run())

@@ -19,7 +19,7 @@ def read_pixels(data: bytes) -> list[list[Pixel]] | None:
     """Returns rows of (red, green, blue), or None for what it can't read."""
     try:
         return _read(data)
-    except (struct.error, zlib.error, IndexError):
+    except (struct.error, zlib.error, LookupError):
         return None
 
 

@@ -1,0 +1,1 @@
+"""The command, against a fake gateway in a process of its own."""
