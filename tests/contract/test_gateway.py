@@ -321,12 +321,17 @@ async def test_a_bad_field_is_named_and_nothing_is_queued(house: House, fields: 
 
 
 async def code_of(call: object) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as failure:
+    """The status code and reason that a call ends with."""
+
+    async def exhaust() -> None:
         if hasattr(call, "__aiter__"):
             async for _ in call:
                 pass
         else:
             await call  # type: ignore[misc]
+
+    with pytest.raises(grpc.aio.AioRpcError) as failure:
+        await exhaust()
     return failure.value.code(), from_rpc_error(failure.value).reason
 
 

@@ -1,4 +1,4 @@
-"""A real gateway around the small catalogue: in this process, or as a process of its own (`python -m tests.fakes.gateway`)."""
+"""A real gateway around the small catalogue: in this process, or its own (`python -m tests.fakes.gateway`)."""
 
 from __future__ import annotations
 

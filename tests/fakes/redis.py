@@ -1,4 +1,4 @@
-"""A real Redis for tests: the embedded one, or the program in DARKROOM_TEST_REDIS_SERVER; it can be killed and come back."""
+"""A real Redis for tests: the embedded one, or DARKROOM_TEST_REDIS_SERVER; it can be killed and come back."""
 
 from __future__ import annotations
 

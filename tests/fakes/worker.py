@@ -1,7 +1,7 @@
 """A worker without an engine: a real server that keeps every promise of worker_service.proto and paints hashes.
 
-Why a double: its steps take a chosen time, are counted, and fail on demand, which no pipeline does. What a prompt makes it
-do, beside painting:
+Why a double: its steps take a chosen time, are counted, and fail on demand, which no pipeline does. What a prompt makes
+it do, beside painting:
 
     "dies"          the engine process ends under its supervisor (ENGINE_DIED)
     "dies once"     the same, at the first run of the job only
@@ -157,9 +157,12 @@ class FakeWorker:
                 yield worker_service_pb2.WorkerServiceGenerateResponse(event=event)
             if run.is_over and place >= len(run.events):
                 return
+            if place < len(run.events):
+                continue
             changed = run.changed
             try:
-                await asyncio.wait_for(changed.wait(), BEAT_S)
+                async with asyncio.timeout(BEAT_S):
+                    await changed.wait()
             except TimeoutError:
                 beat = worker_pb2.RunEvent(
                     sequence=len(run.events), heartbeat=worker_pb2.Heartbeat(idle_seconds=BEAT_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from darkroom.rpc.errors import (
@@ -25,6 +25,7 @@ from darkroom.rpc.logs import log
 from darkroom.v1 import generation_pb2, plan_pb2, worker_pb2, worker_service_pb2
 from services.gateway.admission import kind_of
 from services.gateway.outputs import Draft
+from services.gateway.running.journal import Entry, Journal
 from services.gateway.running.lease import Lease
 from services.gateway.running.loading import Need, ensure_loaded, load_fallback, next_fallback
 from services.gateway.running.progress import ProgressTruth
@@ -58,6 +59,7 @@ class Attempt:
         self._lease = lease
         self._cancel = cancel
         self._truth = ProgressTruth(claim.job.progress.fraction if claim.is_adopted else 0.0)
+        self._journal = Journal(self._write)
         self._run_id = claim.run_id
         # Last event of the run that this gateway has seen.
         self._sequence = claim.run_sequence
@@ -68,17 +70,22 @@ class Attempt:
 
     async def run(self) -> generation_pb2.Output:
         """Returns the output, whose file is committed. Raises what ended the attempt."""
-        if not self._claim.is_adopted:
-            if self._claim.job.attempts > 1:
-                await self._forget_older_run()
-            await self._prepare()
+        try:
+            if not self._claim.is_adopted:
+                if self._claim.job.attempts > 1:
+                    await self._forget_older_run()
+                await self._prepare()
+            return await self._make()
+        finally:
+            await self._journal.close()
+
+    async def _make(self) -> generation_pb2.Output:
         draft = self._means.outputs.draft(self._claim.job.id, self._claim.token.counter)
         try:
             output = await self._output_by_any_plan(draft)
-            await self._keep(
-                0, self._truth.of_run(generation_pb2.Progress(phase=generation_pb2.PHASE_SAVING, fraction=1))
-            )
+            self._keep(0, self._truth.of_run(generation_pb2.Progress(phase=generation_pb2.PHASE_SAVING, fraction=1)))
             await draft.commit(output)
+            await self._journal.flush()
             return output
         finally:
             draft.discard()
@@ -102,7 +109,7 @@ class Attempt:
         async with contextlib.aclosing(_spoken(events, self._means.settings.gateway_worker_silence_s)) as heard:
             async for event in heard:
                 if event.HasField("progress"):
-                    await self._keep(0, self._truth.of_load(event.progress))
+                    self._keep(0, self._truth.of_load(event.progress))
                 elif event.HasField("fallback"):
                     reason = event.fallback.error.reason
                     log.warning("load_fell_back", trigger=int(event.fallback.trigger), reason=reason)
@@ -134,6 +141,7 @@ class Attempt:
         log.warning("run_falls_back", reason=error.reason)
         await self._forget_older_run()
         await self._follow_load(load_fallback(self._seat, plan, self._need().kind, self._claim.token))
+        await self._journal.flush()
         run_id = f"{self._run_id}+"
         await self.insist(lambda: self._means.jobs.begin_run(self._claim, run_id))
         self._run_id, self._sequence, self._has_attached = run_id, 0, False
@@ -190,13 +198,16 @@ class Attempt:
         elif event.HasField("chunk"):
             draft.write(event.chunk)
         if event.HasField("progress") and self._output is None:
-            await self._keep(event.sequence, self._truth.of_run(event.progress))
+            self._keep(event.sequence, self._truth.of_run(event.progress))
         else:
             self._lease.progressed(generation_pb2.PHASE_SAVING, self._budgets())
 
-    async def _keep(self, run_sequence: int, progress: generation_pb2.Progress) -> None:
+    def _keep(self, run_sequence: int, progress: generation_pb2.Progress) -> None:
         self._lease.progressed(progress.phase, self._budgets())
-        if await self.insist(lambda: self._means.jobs.append(self._claim, run_sequence, progress)):
+        self._journal.add(run_sequence, progress)
+
+    async def _write(self, entries: Sequence[Entry]) -> None:
+        if await self.insist(lambda: self._means.jobs.append(self._claim, entries)):
             self._cancel()
 
     async def _forget_older_run(self) -> None:
@@ -222,10 +233,12 @@ async def _spoken(events: AsyncGenerator[Event, None], silence_s: float) -> Asyn
     try:
         while True:
             try:
-                yield await asyncio.wait_for(anext(events), silence_s)
+                async with asyncio.timeout(silence_s):
+                    event = await anext(events)
             except StopAsyncIteration:
                 return
             except TimeoutError as silent:
                 raise WorkerLostError(f"the worker was silent for {silence_s:.0f} s") from silent
+            yield event
     finally:
         await events.aclose()

@@ -116,7 +116,7 @@ class Runner:
         log.info(
             "job_succeeded", size_bytes=output.size_bytes, engine_s=output.engine_time.ToTimedelta().total_seconds()
         )
-        self._seat.went_well()
+        self._seat.went_well(job.id)
         await self._acknowledge()
 
     async def _end(self, error: DarkroomError | None) -> None:

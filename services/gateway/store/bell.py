@@ -93,7 +93,8 @@ class Listener:
         """Returns True as soon as the topic has rung since the ticket, False after the timeout."""
         if self._bell._rings[self._name] == self._heard:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._bell._changed[self._name].wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._bell._changed[self._name].wait()
         has_rung = self._bell._rings[self._name] != self._heard
         self.ticket()
         return has_rung

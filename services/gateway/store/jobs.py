@@ -168,10 +168,10 @@ class Jobs:
         """Prolongs a lease; returns True if somebody wants the job cancelled. Raises StaleTokenError."""
         return self._standing(claim, await self._scripts.call("renew", *_guard(claim), _ms(lease_s)))
 
-    async def append(self, claim: Claim, run_sequence: int, progress: generation_pb2.Progress) -> bool:
-        """Keeps a progress, once. Returns and raises as `renew`."""
-        data = progress.SerializeToString()
-        return self._standing(claim, await self._scripts.call("append", *_guard(claim), run_sequence, data))
+    async def append(self, claim: Claim, entries: Sequence[tuple[int, generation_pb2.Progress]]) -> bool:
+        """Keeps progress, each once: its sequence within the run, or 0 for the gateway's own. Returns as `renew`."""
+        pairs = [part for sequence, progress in entries for part in (sequence, progress.SerializeToString())]
+        return self._standing(claim, await self._scripts.call("append", *_guard(claim), *pairs))
 
     async def begin_run(self, claim: Claim, run_id: str) -> None:
         """Names the next run of the same attempt. Raises StaleTokenError."""

@@ -34,6 +34,8 @@ class Seat:
         self._covered: dict[str, int] = {}
         self._loaded_mark = b""
         self._failures = 0
+        # The job that ended well here last.
+        self._done = ""
         self._looked = asyncio.Event()
         self._nudge = asyncio.Event()
 
@@ -49,8 +51,11 @@ class Seat:
 
     @property
     def is_free(self) -> bool:
-        """True if it could take a job."""
-        return self.is_reachable and self.status is not None and self.status.state in FREE
+        """True if it could take a job. An answer from when the last job was ending still counts as free."""
+        if not self.is_reachable or self.status is None:
+            return False
+        is_ending = self.status.state == worker_pb2.WORKER_STATE_GENERATING and {*self.status.job_ids} <= {self._done}
+        return self.status.state in FREE or (is_ending and bool(self._done))
 
     @property
     def device(self) -> device_pb2.Device:
@@ -73,7 +78,9 @@ class Seat:
             await self.look()
             self._nudge.clear()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._nudge.wait(), LOOK_S if self.is_free else QUICK_LOOK_S)
+                # Not wait_for: under Python 3.11 it can swallow a cancellation that comes together with its result.
+                async with asyncio.timeout(LOOK_S if self.is_free else QUICK_LOOK_S):
+                    await self._nudge.wait()
 
     async def until_free(self) -> None:
         """Returns when it could take a job, and its last failures lie some time back."""
@@ -81,13 +88,12 @@ class Seat:
             await asyncio.sleep(min(MAX_PENALTY_S, 0.1 * 2**self._failures))
             await self.look()
         while not self.is_free:
-            looked = self._looked
-            self._nudge.set()
-            await looked.wait()
+            await self._looked.wait()
 
-    def went_well(self) -> None:
+    def went_well(self, job_id: str) -> None:
         """A job was done here."""
         self._failures = 0
+        self._done = job_id
 
     def went_wrong(self) -> None:
         """A job could not be done here for a reason of the worker's: it rests, longer each time."""

@@ -1,0 +1,53 @@
+"""Progress on its way to the store: what comes while one write is under way goes with the next.
+
+Knows nothing of workers. Invariant: everything added is kept once and in order before `flush` returns.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+
+from darkroom.v1 import generation_pb2
+
+Entry = tuple[int, generation_pb2.Progress]
+Write = Callable[[Sequence[Entry]], Awaitable[None]]
+
+
+class Journal:
+    """One attempt's unwritten progress.
+
+    Args:
+        write: keeps entries, all or none; repeating it is harmless for entries with a sequence.
+    """
+
+    def __init__(self, write: Write) -> None:
+        self._write = write
+        self._entries: list[Entry] = []
+        self._writer: asyncio.Task[None] | None = None
+
+    def add(self, run_sequence: int, progress: generation_pb2.Progress) -> None:
+        """Takes an entry; raises what an earlier write failed with."""
+        if self._writer is not None and self._writer.done():
+            self._writer.result()
+        self._entries.append((run_sequence, progress))
+        if self._writer is None or self._writer.done():
+            self._writer = asyncio.create_task(self._write_all(), name="journal")
+
+    async def flush(self) -> None:
+        """Returns when everything is kept; raises what a write failed with."""
+        if self._writer is not None:
+            await asyncio.shield(self._writer)
+
+    async def close(self) -> None:
+        """Gives up what is not written."""
+        if self._writer is not None:
+            self._writer.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await self._writer
+
+    async def _write_all(self) -> None:
+        while self._entries:
+            entries, self._entries = self._entries, []
+            await self._write(entries)
