@@ -57,7 +57,7 @@ def _table(found: Sequence[model_pb2.Model]) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for heading in ("model", "makes", "size", "steps", "guidance", "licence", "what it is"):
+    for heading in ("model", "makes", "size", "steps", "licence", "what it is"):
         table.add_column(heading, no_wrap=heading == "model")
     for model in found:
         defaults = model.defaults
@@ -66,8 +66,7 @@ def _table(found: Sequence[model_pb2.Model]) -> RenderableType:
             _media(model),
             f"{defaults.width}×{defaults.height}",
             str(defaults.steps),
-            f"{defaults.guidance:g}",
-            model.license,
+            model.license.removeprefix("LicenseRef-"),
             model.summary,
         )
     return table

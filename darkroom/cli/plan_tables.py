@@ -159,7 +159,7 @@ def _fallbacks(fallbacks: Iterable[plan_pb2.Fallback]) -> RenderableType:
 
 
 def _section(title: str, content: RenderableType) -> RenderableType:
-    return Group("", f"[bold]{title}[/]", Padding(content, (0, 0, 0, 2)))
+    return Group("", f"[bold]{title}[/]", Padding(content, (0, 0, 0, 2), expand=False))
 
 
 def _facts(facts: dict[str, str]) -> RenderableType:

@@ -113,7 +113,7 @@ def _worker(worker: cluster_service_pb2.ClusterWorker) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     for label, value in _facts(worker):
         facts.add_row(f"[dim]{label}[/]", value)
-    return Group(head, Padding(facts, (0, 0, 0, 2)))
+    return Group(head, Padding(facts, (0, 0, 0, 2), expand=False))
 
 
 def _facts(worker: cluster_service_pb2.ClusterWorker) -> list[tuple[str, str]]:

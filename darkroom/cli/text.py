@@ -59,13 +59,13 @@ def styled_state(state: str) -> str:
 
 
 def format_bytes(num_bytes: int) -> str:
-    """Returns 1536 as "1.5 KiB"."""
+    """Returns 1500 as "1.5 kB": powers of ten, as in the planner's sentences."""
     size = float(num_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(size) < 1000:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
+        size /= 1000
+    return f"{size:.1f} TB"
 
 
 def format_seconds(seconds: float) -> str:

@@ -88,14 +88,17 @@ class ModelMethods:
         """
         request = model_service_pb2.LoadModelRequest(model=model, worker_id=worker_id, preferences=preferences)
         stream = self._connection.stream(self._connection.models.LoadModel, request, timeout_s=timeout_s)
+        loaded: worker_pb2.LoadedModel | None = None
         async with contextlib.aclosing(stream) as responses:
             async for response in responses:
                 if on_event is not None:
                     on_event(response.worker_id, response.event)
                 if response.event.HasField("loaded"):
-                    loaded: worker_pb2.LoadedModel = response.event.loaded
-                    return loaded
-        raise DarkroomError(f"the load of {model} ended without saying how")
+                    loaded = response.event.loaded
+        # The stream is read to its end, because only then has the gateway let go of the worker.
+        if loaded is None:
+            raise DarkroomError(f"the load of {model} ended without saying how")
+        return loaded
 
     async def unload(self, worker_id: str) -> worker_pb2.WorkerStatus:
         """Gives a worker's memory back and returns the worker."""
