@@ -101,7 +101,8 @@ class EngineProcess:
         self._killed_for = self._killed_for or InternalError("the worker stops")
         self._writer.close()
         try:
-            await asyncio.wait_for(self._process.wait(), FAREWELL_S)
+            async with asyncio.timeout(FAREWELL_S):
+                await self._process.wait()
         except TimeoutError:
             self.kill()
             await self._process.wait()
@@ -188,7 +189,8 @@ class EngineProcess:
     async def _ended(self) -> DarkroomError:
         """Waits for the process to be gone and returns why. An engine that only closed its socket is killed."""
         try:
-            code = await asyncio.wait_for(self._process.wait(), FAREWELL_S)
+            async with asyncio.timeout(FAREWELL_S):
+                code = await self._process.wait()
         except TimeoutError:
             self.kill(EngineDiedError("the engine closed its socket without ending; it was killed"))
             code = await self._process.wait()

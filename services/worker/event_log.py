@@ -58,7 +58,8 @@ class EventLog(Generic[Event]):
                 return
             changed = self._changed
             try:
-                await asyncio.wait_for(changed.wait(), beat_s)
+                async with asyncio.timeout(beat_s):
+                    await changed.wait()
             except TimeoutError:
                 # An event may have come in the very moment of the time-out; it goes first.
                 if not changed.is_set() and (heartbeat := beat()) is not None:

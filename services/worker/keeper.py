@@ -106,8 +106,7 @@ class EngineKeeper:
         if self._reading is None or self._reading.done():
             self._reading_began_at = time.monotonic()
             self._reading = asyncio.create_task(self._read(self.engine), name="read-device")
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asyncio.shield(self._reading), limit_s)
+        await asyncio.wait({self._reading}, timeout=limit_s)
 
     async def ping(self) -> None:
         """Reads an idle device from time to time, and takes readiness away while a reading gets no answer.

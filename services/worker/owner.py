@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 
 from darkroom.rpc.errors import (
     CancelledError,
@@ -27,9 +27,9 @@ from darkroom.v1 import device_pb2, engine_pb2, generation_pb2, plan_pb2, worker
 from services.worker.arbiter import Activity, Slot
 from services.worker.config import WorkerSettings
 from services.worker.engine_process import EngineProcess
-from services.worker.event_log import EventLog
 from services.worker.keeper import EngineKeeper
 from services.worker.lifecycle import EMPTY, GENERATING, LOADING, READY, UNLOADING, Lifecycle
+from services.worker.loads import Load
 from services.worker.plan_checks import contradiction, fallbacks, plan_that_fits
 from services.worker.runs import Run
 from services.worker.watchdog import ProgressWatch
@@ -41,46 +41,6 @@ TRIGGERS: dict[str, int] = {
     OutOfMemoryError.reason: plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY,
     KernelFailedError.reason: plan_pb2.FALLBACK_TRIGGER_KERNEL_FAILED,
 }
-
-
-class Load(Activity):
-    """One load: its plan, its events, and how it ended."""
-
-    def __init__(self, plan: plan_pb2.Plan, *, replanned: bool) -> None:
-        super().__init__()
-        self.plan = plan
-        self.replanned = replanned
-        self.failure: DarkroomError | None = None
-        self._log: EventLog[worker_pb2.LoadEvent] = EventLog()
-        self._heard_at = time.monotonic()
-
-    @property
-    def is_over(self) -> bool:
-        """True when it was loaded, replanned or failed."""
-        return self._log.is_closed
-
-    def record(self, event: worker_pb2.LoadEvent) -> None:
-        """Keeps an event; `loaded` and `replan` end the load."""
-        self._heard_at = time.monotonic()
-        self._log.append(event)
-        if event.WhichOneof("event") in ("loaded", "replan"):
-            self._log.close()
-
-    def fail(self, failure: DarkroomError) -> None:
-        """Ends the load with an error."""
-        if not self.is_over:
-            self.failure = failure
-            self._log.close()
-
-    async def follow(self, beat_s: float) -> AsyncGenerator[worker_pb2.LoadEvent, None]:
-        """Yields all events, heartbeats between them. Raises what the load failed with."""
-        async for event in self._log.follow(0, beat_s, self._beat):
-            yield event
-        if self.failure is not None:
-            raise self.failure
-
-    def _beat(self) -> worker_pb2.LoadEvent:
-        return worker_pb2.LoadEvent(heartbeat=worker_pb2.Heartbeat(idle_seconds=time.monotonic() - self._heard_at))
 
 
 class DeviceOwner:
@@ -132,8 +92,8 @@ class DeviceOwner:
                 await self._run(run)
                 run.fail(InternalError("the engine ended the run without ending this item"))
             except (EngineDiedError, EngineHungError) as death:
-                # Only the item that was being made is to blame; those that had not begun are bystanders.
-                run.fail(death, [job_id for job_id in run.job_ids if run.has_begun(job_id)])
+                # Items are made in order: the first without an end was being made, the others are bystanders.
+                run.fail(death, [job_id for job_id in run.job_ids if not run.has_ended(job_id)][:1])
                 run.fail(WorkerLostError(f"the engine ended before this item began: {death.message}"))
             except DarkroomError as failure:
                 run.fail(_blamed(failure, run))

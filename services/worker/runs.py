@@ -37,7 +37,6 @@ class Run(Activity):
         self.touched_at = time.monotonic()
         self._log: EventLog[worker_pb2.RunEvent] = EventLog()
         self._missing: dict[str, int | None] = dict.fromkeys(self.job_ids)
-        self._begun: set[str] = set()
         self._followers = 0
         self._progressed_at = time.monotonic()
 
@@ -61,10 +60,6 @@ class Run(Activity):
         """Output bytes that are kept."""
         return sum(self._bytes.values())
 
-    def has_begun(self, job_id: str) -> bool:
-        """True once the engine said anything of the item."""
-        return job_id in self._begun
-
     def has_ended(self, job_id: str) -> bool:
         """True when the item has its whole output, or an error."""
         return job_id not in self._missing
@@ -73,7 +68,6 @@ class Run(Activity):
         """Numbers and keeps what the engine said of an item; what comes after the item's end is dropped."""
         if event.job_id not in self._missing:
             return
-        self._begun.add(event.job_id)
         event.sequence = len(self._log) + 1
         self._progressed_at = time.monotonic()
         self._log.append(event)

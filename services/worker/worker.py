@@ -31,7 +31,8 @@ from services.worker.arbiter import Activity, Admission, Fence
 from services.worker.config import WorkerSettings
 from services.worker.inspection import Inspector
 from services.worker.lifecycle import LOADING, READY, UNLOADING
-from services.worker.owner import DeviceOwner, Load, not_loaded
+from services.worker.loads import Load
+from services.worker.owner import DeviceOwner, not_loaded
 from services.worker.plan_checks import check_items, check_plan
 from services.worker.runs import Run, Shelf
 

@@ -33,7 +33,8 @@ import zlib
 from darkroom.rpc.errors import BrokenOutputError, DarkroomError, InternalError, OutOfMemoryError
 from darkroom.v1 import device_pb2, generation_pb2, plan_pb2, worker_pb2
 from services.worker.config import WorkerSettings
-from services.worker.engine.loop import Engine, ItemReporter, LoadReporter, serve
+from services.worker.engine.loop import Engine, serve
+from services.worker.engine.reporting import ItemReporter, LoadReporter
 
 TOTAL_BYTES = 16 * 2**30
 FOR_EVER_S = 10**6

@@ -27,7 +27,8 @@ from services.worker.engine.assembly.placement import storage_bytes
 from services.worker.engine.assembly.stage import Assembly, explain
 from services.worker.engine.device import choose_device, give_back, read_device
 from services.worker.engine.generation import generate
-from services.worker.engine.loop import Engine, ItemReporter, LoadReporter
+from services.worker.engine.loop import Engine
+from services.worker.engine.reporting import ItemReporter, LoadReporter
 
 
 class DiffusersEngine(Engine):

@@ -17,9 +17,9 @@ import torch
 from darkroom.rpc.errors import BrokenOutputError
 from darkroom.v1 import generation_pb2, plan_pb2, worker_pb2
 from services.worker.engine.assembly.stage import Assembly
-from services.worker.engine.loop import ItemReporter
 from services.worker.engine.pictures import describe, encode, quantise_pixels
 from services.worker.engine.prompts import prompt_engagement
+from services.worker.engine.reporting import ItemReporter
 
 # Shares of the whole: denoising is nearly all of it, encoding comes before and decoding after.
 DENOISING_FROM, DENOISING_TO = 0.05, 0.95

@@ -15,87 +15,18 @@ import signal
 import socket
 import sys
 import threading
-import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 
-from darkroom.rpc.errors import CancelledError, DarkroomError, InternalError, error_to_message
+from darkroom.rpc.errors import DarkroomError, InternalError, error_to_message
 from darkroom.rpc.logs import configure_logs, log
-from darkroom.v1 import device_pb2, engine_pb2, error_pb2, generation_pb2, plan_pb2, worker_pb2
+from darkroom.v1 import device_pb2, engine_pb2, plan_pb2, worker_pb2
 from services.worker.config import WorkerSettings
+from services.worker.engine.reporting import ItemReporter, LoadReporter
 from services.worker.wire import pack, receive_message
 
-# Pieces of a file, as the public contract says.
-CHUNK_BYTES = 256 * 1024
 PR_SET_PDEATHSIG = 1  # prctl(2)
-
-
-class Reporter:
-    """What a load or an item says while it goes on. `check` raises once somebody asked it to stop.
-
-    Args:
-        send: takes an event of the command under way.
-        is_cancelled: tells that the command or the item was cancelled.
-    """
-
-    def __init__(self, send: Callable[[engine_pb2.EngineEvent], None], is_cancelled: Callable[[], bool]) -> None:
-        self._send = send
-        self._is_cancelled = is_cancelled
-
-    def check(self) -> None:
-        """Raises CancelledError if the work was cancelled: call it at every boundary."""
-        if self._is_cancelled():
-            raise CancelledError("cancelled at the next boundary, as asked")
-
-
-class LoadReporter(Reporter):
-    """Reports of a load."""
-
-    def progress(self, progress: generation_pb2.Progress) -> None:
-        """The load went on."""
-        self._send(engine_pb2.EngineEvent(load=worker_pb2.LoadEvent(progress=progress)))
-
-    def fallback(self, trigger: int, error: DarkroomError) -> None:
-        """The plan failed and its fallback goes on."""
-        taken = worker_pb2.FallbackTaken(trigger=trigger, error=error_to_message(error))  # type: ignore[arg-type]
-        self._send(engine_pb2.EngineEvent(load=worker_pb2.LoadEvent(fallback=taken)))
-
-
-class ItemReporter(Reporter):
-    """Reports of one item of a run."""
-
-    def __init__(
-        self, job_id: str, send: Callable[[engine_pb2.EngineEvent], None], is_cancelled: Callable[[], bool]
-    ) -> None:
-        super().__init__(send, is_cancelled)
-        self._job_id = job_id
-        self._began_at = time.monotonic()
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds since the item began."""
-        return time.monotonic() - self._began_at
-
-    def progress(self, progress: generation_pb2.Progress) -> None:
-        """The item went on."""
-        self._item(worker_pb2.RunEvent(progress=progress))
-
-    def finish(self, output: generation_pb2.Output, data: bytes) -> None:
-        """The item is finished: its description, then its file in pieces."""
-        output.engine_time.FromNanoseconds(int(self.elapsed_s * 1e9))
-        self._item(worker_pb2.RunEvent(output=output))
-        for offset in range(0, len(data), CHUNK_BYTES):
-            chunk = worker_pb2.OutputChunk(offset=offset, data=data[offset : offset + CHUNK_BYTES])
-            self._item(worker_pb2.RunEvent(chunk=chunk))
-
-    def fail(self, error: error_pb2.Error) -> None:
-        """The item failed."""
-        self._item(worker_pb2.RunEvent(error=error))
-
-    def _item(self, event: worker_pb2.RunEvent) -> None:
-        event.job_id = self._job_id
-        self._send(engine_pb2.EngineEvent(run=event))
 
 
 class Engine(ABC):
@@ -152,15 +83,18 @@ class Cancellations:
 class EngineLoop:
     """Reads commands on a thread of its own and executes them on the calling one."""
 
-    def __init__(self, engine: Engine, link: socket.socket) -> None:
-        self._engine = engine
+    def __init__(self, make_engine: Callable[[], Engine], link: socket.socket) -> None:
         self._link = link
+        # A download tells its progress from threads of its own.
+        self._sending = threading.Lock()
         self._commands: queue.SimpleQueue[engine_pb2.EngineCommand] = queue.SimpleQueue()
         self._cancelled = Cancellations()
+        # Before the engine is made, which imports for seconds: a supervisor that goes meanwhile is noticed.
+        threading.Thread(target=self._read_inbox, name="inbox", daemon=True).start()
+        self._engine = make_engine()
 
     def run(self, settings: WorkerSettings) -> None:
         """Says hello and works until the supervisor goes."""
-        threading.Thread(target=self._read_inbox, name="inbox", daemon=True).start()
         device = self._engine.open(settings)
         self._send(engine_pb2.EngineEvent(hello=engine_pb2.EngineHello(device=device)))
         while True:
@@ -228,7 +162,8 @@ class EngineLoop:
 
     def _send(self, event: engine_pb2.EngineEvent) -> None:
         try:
-            self._link.sendall(pack(event))
+            with self._sending:
+                self._link.sendall(pack(event))
         except OSError:
             os._exit(0)
 
@@ -244,7 +179,7 @@ def serve(make_engine: Callable[[], Engine]) -> None:
     settings = WorkerSettings.model_validate_json(arguments.settings)
     configure_logs("engine", settings.log_level)
     log.debug("engine_process", pid=os.getpid())
-    EngineLoop(make_engine(), link).run(settings)
+    EngineLoop(make_engine, link).run(settings)
 
 
 def _end_with_supervisor() -> None:

@@ -15,7 +15,7 @@ from darkroom.rpc.errors import CorruptCheckpointError, DarkroomError, KernelFai
 from darkroom.v1 import generation_pb2, plan_pb2
 from services.worker.checkpoint_files import read_json
 from services.worker.engine.assembly.stage import DTYPES, Assembly, Stage, explain
-from services.worker.engine.loop import LoadReporter
+from services.worker.engine.reporting import LoadReporter
 
 # Classes are taken from these packages only: an index that names another one would have its code imported.
 LIBRARIES = frozenset({"diffusers", "transformers"})

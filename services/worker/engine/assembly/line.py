@@ -21,7 +21,7 @@ from services.worker.engine.assembly.source import SourceStage
 from services.worker.engine.assembly.speed import SpeedStage
 from services.worker.engine.assembly.stage import Assembly, Stage, trigger_of
 from services.worker.engine.device import give_back
-from services.worker.engine.loop import LoadReporter
+from services.worker.engine.reporting import LoadReporter
 
 STAGES: tuple[Stage, ...] = (SourceStage(), ComponentsStage(), PipelineStage(), PlacementStage(), SpeedStage())
 

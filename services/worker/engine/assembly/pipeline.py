@@ -9,7 +9,7 @@ import diffusers
 
 from darkroom.rpc.errors import PlanRefusedError
 from services.worker.engine.assembly.stage import DTYPES, Assembly, Stage
-from services.worker.engine.loop import LoadReporter
+from services.worker.engine.reporting import LoadReporter
 
 
 class PipelineStage(Stage):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from services.worker.engine.assembly.stage import Assembly, Stage
-from services.worker.engine.loop import LoadReporter
+from services.worker.engine.reporting import LoadReporter
 
 
 class PlacementStage(Stage):

@@ -1,23 +1,16 @@
 """First stage: the plan's source becomes a folder on this machine.
 
-Trust and headers were checked by the supervisor. Invariant: nothing pickled is ever fetched.
+Trust was checked by the supervisor, and so were the headers of what lies here; what is fetched is checked now.
+Invariant: a folder that this stage hands on has whole weight files.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
-import huggingface_hub
-from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-from darkroom.rpc.errors import SourceRefusedError
-from darkroom.v1 import checkpoint_pb2, generation_pb2
+from services.worker.checkpoint_files import check_pipeline_folder
+from services.worker.engine.assembly.fetching import fetch
 from services.worker.engine.assembly.stage import Assembly, Stage
-from services.worker.engine.loop import LoadReporter
+from services.worker.engine.reporting import LoadReporter
 from services.worker.plan_checks import source_folder
-
-FETCHED = ("*.json", "*.txt", "*.model", "*.safetensors", "*.jinja")
 
 
 class SourceStage(Stage):
@@ -26,27 +19,11 @@ class SourceStage(Stage):
     name = "source"
 
     def apply(self, assembly: Assembly, report: LoadReporter) -> None:
-        source = assembly.plan.source
-        assembly.folder = source_folder(source, assembly.settings) or self._from_hub(source, report)
+        plan = assembly.plan
+        assembly.folder = source_folder(plan.source, assembly.settings)
+        if assembly.folder is None:
+            assembly.folder = fetch(plan.source, report)
+            check_pipeline_folder(assembly.folder, [part.name for part in plan.components], plan.pipeline_class)
 
     def undo(self, assembly: Assembly) -> None:
         assembly.folder = None
-
-    def _from_hub(self, source: checkpoint_pb2.CheckpointSource, report: LoadReporter) -> Path:
-        wanted: dict[str, Any] = {
-            "repo_id": source.repo_id,
-            "revision": source.revision or None,
-            "allow_patterns": list(FETCHED),
-        }
-        try:
-            return Path(huggingface_hub.snapshot_download(local_files_only=True, **wanted))
-        except LocalEntryNotFoundError:
-            pass
-        phase = generation_pb2.PHASE_DOWNLOADING
-        report.progress(generation_pb2.Progress(phase=phase, total=source.fetch_bytes, detail=source.repo_id))
-        try:
-            return Path(huggingface_hub.snapshot_download(**wanted))
-        except GatedRepoError as gated:
-            raise SourceRefusedError(f"{source.repo_id} is gated: accept its licence and set HF_TOKEN") from gated
-        except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError) as absent:
-            raise SourceRefusedError(f"{source.repo_id} can't be fetched ({type(absent).__name__})") from absent

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from darkroom.v1 import plan_pb2
 from services.worker.engine.assembly.stage import Assembly, Stage
-from services.worker.engine.loop import LoadReporter
+from services.worker.engine.reporting import LoadReporter
 
 NOT_YET = "this worker does not do it yet"
 

@@ -22,7 +22,7 @@ from darkroom.rpc.errors import (
 )
 from darkroom.v1 import generation_pb2, plan_pb2
 from services.worker.config import WorkerSettings
-from services.worker.engine.loop import LoadReporter
+from services.worker.engine.reporting import LoadReporter
 
 DTYPES: dict[int, torch.dtype] = {
     plan_pb2.COMPUTE_TYPE_FLOAT32: torch.float32,
