@@ -85,13 +85,11 @@ class Dispatch:
         if self._is_draining:
             return LOOK_S
         settings = self._means.settings
-        elsewhere = {
-            other.kind for other in self._means.pool.seats if other is not seat and other.is_reachable and other.kind
-        }
+        elsewhere = {other.kind for other in self._means.pool.seats if other is not seat and other.is_serving}
         claim = await self._means.jobs.claim(
             seat.worker_id,
             seat.kind,
-            sorted(elsewhere - {seat.kind}),
+            sorted(elsewhere - {seat.kind, ""}),
             settings.gateway_patience_s,
             settings.gateway_lease_s,
         )

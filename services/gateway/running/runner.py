@@ -167,7 +167,10 @@ class Runner:
         with self._means.bell.topic(bell.cancelling(self._claim.job.id)) as asked:
             while not self._cancel_wanted.is_set():
                 if await asked.wait(CANCEL_AGAIN_S):
-                    self._cancel_wanted.set()
+                    # A ring is a hint, and all topics ring after Redis was away: the store knows.
+                    with contextlib.suppress(DarkroomError):
+                        if await self._means.jobs.renew(self._claim, self._means.settings.gateway_lease_s):
+                            self._cancel_wanted.set()
         while True:
             if not self._attempt.is_on_worker:
                 self._stop(Stop.CANCEL)

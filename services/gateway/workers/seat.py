@@ -17,6 +17,7 @@ from services.gateway.workers.client import WorkerClient
 LOOK_S = 2.0
 QUICK_LOOK_S = 0.25
 FREE = (worker_pb2.WORKER_STATE_EMPTY, worker_pb2.WORKER_STATE_READY)
+ENDING = (worker_pb2.WORKER_STATE_DRAINING, worker_pb2.WORKER_STATE_FAILED)
 MAX_PENALTY_S = 5.0
 
 
@@ -48,6 +49,11 @@ class Seat:
     def is_reachable(self) -> bool:
         """True if it answered when it was last asked."""
         return not self.problem
+
+    @property
+    def is_serving(self) -> bool:
+        """True if it takes work, now or when it is done with what it has."""
+        return self.is_reachable and self.status is not None and self.status.state not in ENDING
 
     @property
     def is_free(self) -> bool:

@@ -21,6 +21,8 @@ elseif happened == 'death' and redis.call('HINCRBY', key, 'deaths', 1) >= tonumb
 end
 free_worker(id)
 redis.call('HDEL', key, 'progress', 'started_ms')
+-- It has waited enough: whichever worker is free next takes it, loaded or not.
+redis.call('HSET', key, 'queued_ms', '0')
 local order = redis.call('HGET', key, 'order')
 redis.call('ZADD', P .. 'queue', order, id)
 redis.call('ZADD', P .. 'queue:' .. redis.call('HGET', key, 'kind'), order, id)
