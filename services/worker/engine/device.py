@@ -6,12 +6,12 @@ allocator's cache given back, so that free memory is never under-told by our own
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import platform
 import time
 from pathlib import Path
 
-import psutil  # type: ignore[import-untyped]
 import torch
 
 from darkroom.rpc.errors import PlanRefusedError
@@ -23,6 +23,7 @@ from darkroom.v1.device_pb2 import (
     DEVICE_KIND_ROCM,
     DEVICE_KIND_XPU,
 )
+from services.worker.engine.host_memory import host_memory
 
 # Settling, as diffusion servers found it necessary: a transient tenant can make an idle card look full, so the largest
 # of a few spaced readings counts; a reading that shows the card almost empty ends the wait.
@@ -30,11 +31,6 @@ SETTLE_READS = 3
 SETTLE_PAUSE_S = 1.0
 SETTLED_SLACK_BYTES = 2048 * 2**20
 SETTLED_SLACK_SHARE = 0.10
-
-CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-CGROUP_USAGES = ("/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory/memory.usage_in_bytes")
-# The kernel writes this or "max" where there is no limit.
-NO_LIMIT_BYTES = 2**60
 
 
 def choose_device(wanted: str) -> torch.device:
@@ -84,6 +80,7 @@ def device_kind(device: torch.device) -> int:
     return {"xpu": DEVICE_KIND_XPU, "mps": DEVICE_KIND_MPS}.get(device.type, DEVICE_KIND_CPU)
 
 
+@functools.cache
 def versions() -> device_pb2.SoftwareVersions:
     """Versions of what the engine runs on; empty where a package is absent."""
 
@@ -112,7 +109,7 @@ def give_back(device: torch.device) -> None:
 
 def _memory(device: torch.device, held_bytes: int) -> device_pb2.DeviceMemory:
     give_back(device)
-    host_free = _host_memory()[1]
+    host_free = host_memory()[1]
     if device.type in ("cuda", "xpu"):
         total, free = _settled(device)
         held = getattr(torch, device.type).memory_reserved(device)
@@ -121,7 +118,7 @@ def _memory(device: torch.device, held_bytes: int) -> device_pb2.DeviceMemory:
         held = torch.mps.driver_allocated_memory()
         free = min(total - held, host_free)
     else:
-        total, free = _host_memory()
+        total, free = host_memory()
         held = held_bytes
     return device_pb2.DeviceMemory(
         total_bytes=total,
@@ -145,24 +142,6 @@ def _settled(device: torch.device) -> tuple[int, int]:
     return total, largest
 
 
-def _host_memory() -> tuple[int, int]:
-    """(total, free) of the host, or of the control group where that is narrower."""
-    host = psutil.virtual_memory()
-    total, free = int(host.total), int(host.available)
-    for limit_file, usage_file in zip(CGROUP_LIMITS, CGROUP_USAGES, strict=True):
-        limit, usage = _read_bytes(limit_file), _read_bytes(usage_file)
-        if limit is not None and usage is not None and limit < min(total, NO_LIMIT_BYTES):
-            total, free = limit, min(free, max(limit - usage, 0))
-    return total, free
-
-
-def _read_bytes(path: str) -> int | None:
-    try:
-        return int(Path(path).read_text())
-    except (OSError, ValueError):
-        return None
-
-
 def _is_there(device: torch.device) -> bool:
     if device.type == "mps":
         return torch.backends.mps.is_available()
@@ -170,6 +149,7 @@ def _is_there(device: torch.device) -> bool:
     return backend is not None and backend.is_available() and (device.index or 0) < backend.device_count()
 
 
+@functools.cache
 def _name(device: torch.device) -> str:
     if device.type in ("cuda", "xpu"):
         return str(getattr(torch, device.type).get_device_name(device))
@@ -186,6 +166,7 @@ def _is_unified(device: torch.device) -> bool:
     return device.type in ("cpu", "mps")
 
 
+@functools.cache
 def _has_native_bf16(device: torch.device) -> bool:
     """True where bfloat16 has units of its own: Ampere and later, CDNA, XPU; AVX512-BF16 or AMX on a processor."""
     if device.type == "cuda":
