@@ -13,6 +13,10 @@ def main() -> None:
 
     # gRPC's own log says what the command says better, and says it into the middle of a progress bar.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from darkroom.cli.application import run
+    try:
+        from darkroom.cli.application import run
 
-    raise SystemExit(run())
+        exit_code = run()
+    except KeyboardInterrupt:
+        exit_code = 130
+    raise SystemExit(exit_code)

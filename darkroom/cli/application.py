@@ -71,8 +71,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except UsageError as wrong:
         return report_usage(wrong)
     except (KeyboardInterrupt, typer.Abort):
-        print("interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        # Newer versions of typer return the status of an interrupt, older ones raise.
+        status_code = EXIT_INTERRUPTED
     except Exception as failure:  # the process's main: what is expected gets two lines, a bug its traceback
         return report_failure(failure)
+    if status_code == EXIT_INTERRUPTED:
+        print("interrupted", file=sys.stderr)
     return status_code if isinstance(status_code, int) else 0

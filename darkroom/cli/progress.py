@@ -18,6 +18,8 @@ from darkroom.cli.text import format_bytes, format_seconds, phase_of, shorten, s
 from darkroom.v1 import generation_pb2, job_pb2, worker_pb2
 
 QUEUED = "queued"
+# A wait that nobody notices is no stage.
+SHORT_WAIT_S = 0.3
 PHASE_LABELS = {
     "downloading": "downloading weights",
     "assembling": "loading the model",
@@ -70,12 +72,14 @@ class Stages:
         if not self._phase:
             return
         seconds = time.monotonic() - self._began_s
-        if self._task is not None:
+        if self._task is not None and self._phase == QUEUED and seconds < SHORT_WAIT_S:
+            self._progress.remove_task(self._task)
+        elif self._task is not None:
             task = self._progress.tasks[self._progress.task_ids.index(self._task)]
             total = task.total or 1
             self._progress.update(self._task, total=total, completed=total, detail="", seconds=seconds)
             self._progress.stop_task(self._task)
-        elif self._is_plain:
+        elif self._is_plain and (self._phase != QUEUED or seconds >= SHORT_WAIT_S):
             steps = f" {self._total} steps" if self._phase == "denoising" else ""
             self._console.print(f"{_label(self._phase)}{steps}: {format_seconds(seconds)}", highlight=False)
         self._phase, self._task = "", None
