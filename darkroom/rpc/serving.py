@@ -128,6 +128,22 @@ async def owned_task(coroutine: Coroutine[None, None, None], name: str) -> Async
     try:
         yield task
     finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
+        await end_task(task)
+
+
+async def end_task(task: asyncio.Task[None]) -> None:
+    """Cancels a task and waits until it has ended; raises what it failed with.
+
+    Not `suppress(CancelledError): await task`: that would also swallow a cancellation of the caller that comes meanwhile.
+    """
+    is_cancelled = False
+    task.cancel()
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            is_cancelled = True
+    if is_cancelled:
+        raise asyncio.CancelledError
+    if not task.cancelled():
+        task.result()

@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 
+from darkroom.rpc.errors import DarkroomError
+from darkroom.rpc.serving import end_task
 from darkroom.v1 import generation_pb2
 
 Entry = tuple[int, generation_pb2.Progress]
@@ -43,9 +45,9 @@ class Journal:
     async def close(self) -> None:
         """Gives up what is not written."""
         if self._writer is not None:
-            self._writer.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await self._writer
+            # What it failed with was told by `add` or `flush`, or no longer matters.
+            with contextlib.suppress(DarkroomError):
+                await end_task(self._writer)
 
     async def _write_all(self) -> None:
         while self._entries:

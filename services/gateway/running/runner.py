@@ -94,7 +94,8 @@ class Runner:
         try:
             await self._body
         except asyncio.CancelledError:
-            if self._stopped is None:
+            task = asyncio.current_task()
+            if self._stopped is None or (task is not None and task.cancelling()):
                 raise
         except DarkroomError as error:
             return error

@@ -5,6 +5,7 @@ Knows nothing of jobs' states. Invariant: a failure that the peer did not word i
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator
 
@@ -99,12 +100,8 @@ class WorkerClient:
             answer: worker_service_pb2.UnloadResponse = await self._stub.Unload(request, timeout=UNLOAD_TIMEOUT_S)
         return answer.status
 
-    @contextlib.contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.RpcError as failure:
-            raise translate(failure, WorkerLostError, f"worker {self.address}") from failure
+    def _translated(self) -> contextlib.AbstractContextManager[None]:
+        return _translated(WorkerLostError, f"worker {self.address}")
 
 
 class PlannerClient:
@@ -121,11 +118,28 @@ class PlannerClient:
 
     async def ask(self, request: planner_service_pb2.PlanRequest) -> planner_service_pb2.PlanResponse:
         """Returns a plan or "nothing fits". Raises NoPlannerError, or what the planner refuses with."""
-        try:
+        with _translated(NoPlannerError, f"planner {self._address}"):
             answer: planner_service_pb2.PlanResponse = await self._stub.Plan(request, timeout=PLAN_TIMEOUT_S)
-            return answer
-        except grpc.RpcError as failure:
-            raise translate(failure, NoPlannerError, f"planner {self._address}") from failure
+        return answer
+
+
+@contextlib.contextmanager
+def _translated(lost: type[UnavailableError], peer: str) -> Iterator[None]:
+    """Raises failed calls in the block as our errors; keeps a cancellation of the caller.
+
+    A call of grpc.aio (seen in 1.85) that ends while its caller is cancelled returns as if nothing had happened, or fails
+    as if the peer had cancelled it: its inner task swallows the cancellation.
+    """
+    task = asyncio.current_task()
+    cancellations = task.cancelling() if task is not None else 0
+    try:
+        yield
+    except grpc.RpcError as failure:
+        if task is not None and task.cancelling() > cancellations:
+            raise asyncio.CancelledError from failure
+        raise translate(failure, lost, peer) from failure
+    if task is not None and task.cancelling() > cancellations:
+        raise asyncio.CancelledError
 
 
 def translate(failure: grpc.RpcError, lost: type[UnavailableError], peer: str) -> DarkroomError:
