@@ -26,6 +26,7 @@ OPTIONS = {
     "request.seed": "--seed",
     "request.format": "--format",
     "count": "--count",
+    "device": "--device",
 }
 ADVICE = {
     "UNKNOWN_MODEL": "`darkroom models` lists what there is.",

@@ -24,6 +24,9 @@ def plan(
             "--device", help="A device that need not be here: rtx-3090, h200.", show_default="a free worker's"
         ),
     ] = None,
+    taken: Annotated[
+        float, typer.Option("--taken", min=0, metavar="GB", help="Of that device's memory, by others.")
+    ] = 0.0,
     worker: Annotated[str | None, typer.Option("--worker", help="A worker's id.", show_default=False)] = None,
     scheme: Annotated[
         str | None,
@@ -41,7 +44,7 @@ def plan(
 
       darkroom plan emoji
 
-      darkroom plan flux.1-dev --device rtx-3090
+      darkroom plan flux.1-dev --device rtx-3090 --taken 5
 
       darkroom plan flux.1-dev --device h200 --scheme int8 --json
     """
@@ -52,7 +55,7 @@ def plan(
 
     if device is not None and worker is not None:
         raise UserError("--device and --worker exclude each other", "Leave one of them out.", EXIT_USAGE)
-    described = describe_device(device) if device is not None else None
+    described = describe_device(device, taken) if device is not None else None
     preferences = _preferences(scheme, memory, speed)
     workload = _workload(size)
 
@@ -80,11 +83,21 @@ def plan(
         raise typer.Exit(1)
 
 
-def describe_device(name: str) -> device_pb2.Device:
-    """Returns a device of the catalogue by its name: "rtx-3090"."""
-    from darkroom.knowledge.devices import describe_device as find
+def describe_device(name: str, taken_gb: float) -> device_pb2.Device:
+    """Returns a device of the catalogue by its name, "rtx-3090", with some of its memory held by others.
 
-    device: device_pb2.Device = find(name)
+    Raises:
+        InvalidRequestError: no such device is described; names close ones.
+    """
+    import os
+
+    from darkroom.knowledge import load_catalogue
+
+    extra_paths = [path for path in os.environ.get("DARKROOM_CATALOG_PATH", "").split(os.pathsep) if path]
+    device = load_catalogue(extra_paths).device(name)
+    taken_bytes = min(int(taken_gb * 1e9), device.memory.free_bytes)
+    device.memory.foreign_bytes += taken_bytes
+    device.memory.free_bytes -= taken_bytes
     return device
 
 
