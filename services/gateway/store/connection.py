@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, RedisError, ResponseError, TimeoutError
 
 from darkroom.rpc.errors import InternalError, StoreUnavailableError
+from services.gateway.cancellation import cancellable
 
 ANSWER_TIMEOUT_S = 5.0
 # Oldest server that the scripts were run on.
@@ -50,7 +51,8 @@ def answered() -> Iterator[None]:
         InternalError: the server refused what we sent.
     """
     try:
-        yield
+        with cancellable():
+            yield
     except (ConnectionError, TimeoutError, BusyLoadingError, ReadOnlyError, OSError) as fault:
         text = f"Redis does not answer ({type(fault).__name__}); the call can be repeated"
         raise StoreUnavailableError(text, retry_after_s=1.0) from fault

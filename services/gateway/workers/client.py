@@ -5,7 +5,6 @@ Knows nothing of jobs' states. Invariant: a failure that the peer did not word i
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterator
 
@@ -22,6 +21,7 @@ from darkroom.v1 import (
     worker_service_pb2,
     worker_service_pb2_grpc,
 )
+from services.gateway.cancellation import cancellable
 
 ANSWER_TIMEOUT_S = 5.0
 # A plan is a pure computation of milliseconds.
@@ -125,21 +125,12 @@ class PlannerClient:
 
 @contextlib.contextmanager
 def _translated(lost: type[UnavailableError], peer: str) -> Iterator[None]:
-    """Raises failed calls in the block as our errors; keeps a cancellation of the caller.
-
-    A call of grpc.aio (seen in 1.85) that ends while its caller is cancelled returns as if nothing had happened, or fails
-    as if the peer had cancelled it: its inner task swallows the cancellation.
-    """
-    task = asyncio.current_task()
-    cancellations = task.cancelling() if task is not None else 0
-    try:
-        yield
-    except grpc.RpcError as failure:
-        if task is not None and task.cancelling() > cancellations:
-            raise asyncio.CancelledError from failure
-        raise translate(failure, lost, peer) from failure
-    if task is not None and task.cancelling() > cancellations:
-        raise asyncio.CancelledError
+    """Raises failed calls in the block as our errors."""
+    with cancellable():
+        try:
+            yield
+        except grpc.RpcError as failure:
+            raise translate(failure, lost, peer) from failure
 
 
 def translate(failure: grpc.RpcError, lost: type[UnavailableError], peer: str) -> DarkroomError:
