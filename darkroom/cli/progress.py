@@ -116,13 +116,15 @@ class JobsDisplay:
         self._rows: dict[str, TaskID] = {}
 
     def __enter__(self) -> Self:
-        self._progress.start()
+        if not self._is_plain:
+            self._progress.start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, _: TracebackType | None) -> None:
         if kind is None:
             self._stages.finish()
-        self._progress.stop()
+        if not self._is_plain:
+            self._progress.stop()
 
     def show(self, job: job_pb2.Job, event: job_pb2.JobEvent) -> None:
         """Shows an event of a job."""

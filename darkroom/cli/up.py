@@ -8,6 +8,8 @@ from __future__ import annotations
 import typer
 
 NOT_INSTALLED = "the services are not installed here"
+# One package of each extra that the stack runs on.
+NEEDED = ("services.stack", "pydantic_settings", "structlog", "redis", "torch")
 HOW_TO_INSTALL = "Install them: pip install 'darkroom[planner,gateway,worker]', or run this in the repository."
 
 
@@ -34,10 +36,10 @@ def up(context: typer.Context) -> None:
 
 
 def services_are_here() -> bool:
-    """Tells whether `python -m services` would find our services."""
+    """Tells whether `python -m services` would find our services and what they need."""
     import importlib.util
 
     try:
-        return importlib.util.find_spec("services.stack") is not None
+        return all(importlib.util.find_spec(name) is not None for name in NEEDED)
     except ModuleNotFoundError:
         return False

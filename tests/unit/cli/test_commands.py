@@ -56,7 +56,7 @@ def test_the_version_is_told(darkroom: Command) -> None:
 @pytest.mark.parametrize("command", [(), ("jobs",)])
 def test_no_command_shows_the_help(darkroom: Command, command: tuple[str, ...]) -> None:
     ran = darkroom(*command)
-    assert ran.exit_code == 2
+    assert ran.exit_code in (0, 2), "older and newer versions of typer differ"
     assert "Usage" in ran.out + ran.err
 
 
