@@ -13,9 +13,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from darkroom.rpc.errors import DarkroomError
-from darkroom.v1 import generation_pb2, generation_service_pb2, job_pb2, worker_pb2
+from darkroom.rpc.serving import Health
+from darkroom.v1 import generation_pb2, generation_service_pb2, job_pb2
 from services.gateway.application import open_gateway
-from services.gateway.store.jobs import Setback
 from services.gateway.store.record import Claim
 from tests.contract.test_gateway import (
     T,
@@ -32,7 +32,7 @@ from tests.contract.test_gateway import (
 )
 from tests.fakes.gateway import GatewayProcess, serve_gateway, start_gateway
 from tests.fakes.planner import FakePlanner, serve_planner
-from tests.fakes.redis import RedisServer, open_jobs, serve_redis
+from tests.fakes.redis import open_jobs, serve_redis
 from tests.fakes.worker import FakeWorker, picture, serve_worker
 
 pytestmark = pytest.mark.redis
@@ -344,7 +344,7 @@ async def test_health_is_served_per_service(tmp_path: Path) -> None:
 
 async def test_the_embedded_redis_dies_with_a_killed_gateway(tmp_path: Path) -> None:
     gateway = await start_gateway(process_settings(tmp_path, "127.0.0.1:9", "127.0.0.1:9"), tmp_path / "log")
-    pid = embedded_pid(tmp_path / "log", gateway)
+    pid = embedded_pid(gateway)
     gateway.kill()
     await gateway.close()
     async with asyncio.timeout(2):
@@ -352,9 +352,8 @@ async def test_the_embedded_redis_dies_with_a_killed_gateway(tmp_path: Path) -> 
             await asyncio.sleep(0.02)
 
 
-def embedded_pid(log: Path, gateway: GatewayProcess) -> int:
+def embedded_pid(gateway: GatewayProcess) -> int:
     """The server's process id: the only child of the gateway."""
-    del log
     children = Path(f"/proc/{gateway.process.pid}/task/{gateway.process.pid}/children").read_text().split()
     assert len(children) == 1
     return int(children[0])
@@ -372,7 +371,7 @@ async def test_the_embedded_redis_comes_back_when_it_is_killed(tmp_path: Path) -
     gateway = await start_gateway(process_settings(tmp_path, "127.0.0.1:9", "127.0.0.1:9"), tmp_path / "log")
     try:
         job = await submit(gateway.stubs)
-        os.kill(embedded_pid(tmp_path / "log", gateway), 9)
+        os.kill(embedded_pid(gateway), 9)
         async with asyncio.timeout(T):
             while True:
                 with contextlib.suppress(grpc.aio.AioRpcError):
@@ -388,24 +387,25 @@ async def test_the_embedded_redis_comes_back_when_it_is_killed(tmp_path: Path) -
 async def test_a_late_gateway_changes_nothing_and_its_orphan_is_deleted(tmp_path: Path) -> None:
     """While the first gateway is held at its commit, the job is given to somebody else, who finishes it."""
     worker = FakeWorker(step_s=0.05)
-    async with serve_redis(tmp_path) as redis, open_jobs(redis.url) as (jobs, client):
-        async with one_worker(tmp_path, worker, redis_url=redis.url, gateway_lease_s=60.0) as (gateway, _, _):
-            job = await submit(gateway.stubs, steps=10)
-            await until_state(gateway.stubs, job.id, RUNNING)
-            await client.zadd("darkroom:leases", {job.id: 0})
-            claim = await jobs.adopt(60.0)
-            assert isinstance(claim, Claim)
-            await jobs.succeed(claim, generation_pb2.Output(content_type="image/png"))
-            done = await finish(gateway.stubs, job.id)
-            assert done.output.content_type == "image/png"
-            await asyncio.sleep(1.0)
-            assert await client.hget(f"darkroom:job:{job.id}", "terminal_writes") == b"1"
-            assert not list((tmp_path / "data" / "outputs" / job.id[-2:]).glob("*"))
+    async with (
+        serve_redis(tmp_path) as redis,
+        open_jobs(redis.url) as (jobs, client),
+        one_worker(tmp_path, worker, redis_url=redis.url, gateway_lease_s=60.0) as (gateway, _, _),
+    ):
+        job = await submit(gateway.stubs, steps=10)
+        await until_state(gateway.stubs, job.id, RUNNING)
+        await client.zadd("darkroom:leases", {job.id: 0})
+        claim = await jobs.adopt(60.0)
+        assert isinstance(claim, Claim)
+        await jobs.succeed(claim, generation_pb2.Output(content_type="image/png"))
+        done = await finish(gateway.stubs, job.id)
+        assert done.output.content_type == "image/png"
+        await asyncio.sleep(1.0)
+        assert await client.hget(f"darkroom:job:{job.id}", "terminal_writes") == b"1"
+        assert not list((tmp_path / "data" / "outputs" / job.id[-2:]).glob("*"))
 
 
 async def test_gateways_of_one_redis_refuse_another_output_folder(tmp_path: Path) -> None:
-    from darkroom.rpc.serving import Health
-
     async with serve_redis(tmp_path) as redis:
         settings = settings_for(tmp_path, "127.0.0.1:9", "127.0.0.1:9", redis_url=redis.url)
         async with serve_gateway(settings):
@@ -413,29 +413,3 @@ async def test_gateways_of_one_redis_refuse_another_output_folder(tmp_path: Path
             with pytest.raises(DarkroomError, match="DARKROOM_DATA_DIR"):
                 async with open_gateway(other, None, Health([])):  # type: ignore[arg-type]
                     pass
-
-
-async def test_released_jobs_keep_their_place_and_nobody_waits_for_ever(tmp_path: Path) -> None:
-    async with serve_redis(tmp_path) as redis, open_jobs(redis.url) as (jobs, _):
-        ids = []
-        for number in range(3):
-            request = generation_pb2.GenerationRequest(model="tiny", prompt=str(number))
-            ids.append((await jobs.submit(request, "tiny/0.0.0", "", "", 10)).id)
-        claim = await jobs.claim("w", "", [], 10, 10)
-        assert isinstance(claim, Claim)
-        assert claim.job.id == ids[0]
-        await jobs.requeue(claim, Setback.RELEASED, 9, generation_error())
-        again = await jobs.claim("w", "", [], 10, 10)
-        assert isinstance(again, Claim)
-        assert (again.job.id, again.job.attempts) == (ids[0], 1)
-
-
-def generation_error() -> object:
-    from darkroom.v1 import error_pb2
-
-    return error_pb2.Error(reason="X")
-
-
-def test_a_worker_says_what_it_is() -> None:
-    assert worker_pb2.WORKER_STATE_READY == 3
-    assert RedisServer
