@@ -14,10 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from darkroom.knowledge.devices import describe_device
 from darkroom.knowledge.family import (
     Activations,
     Architecture,
+    Decoding,
     DeviceClass,
+    DeviceFacts,
     Exclusion,
     Scheme,
     SchemeRule,
@@ -26,8 +29,8 @@ from darkroom.knowledge.family import (
     Weights,
 )
 from darkroom.knowledge.schema import Problems, read
-from darkroom.rpc.errors import InvalidCatalogueError, UnknownModelError
-from darkroom.v1 import checkpoint_pb2, model_pb2
+from darkroom.rpc.errors import InvalidCatalogueError, InvalidRequestError, UnknownModelError
+from darkroom.v1 import checkpoint_pb2, device_pb2, model_pb2
 
 SHIPPED = Path(__file__).parent
 # Top-level tables of a catalogue file.
@@ -37,6 +40,8 @@ SECTIONS = (
     "architectures",
     "weights",
     "activations",
+    "decoding",
+    "devices",
     "schemes",
     "classes",
     "sharing",
@@ -51,6 +56,8 @@ class Shared:
     architectures: dict[str, Architecture]
     weights: dict[str, Weights]
     activations: dict[str, Activations]
+    decoding: dict[str, Decoding]
+    devices: dict[str, DeviceFacts]
     schemes: dict[Scheme, SchemeRule]
     classes: dict[str, DeviceClass]
     sharing: dict[str, Sharing]
@@ -65,6 +72,8 @@ class Catalogue:
         self.architectures = shared.architectures
         self.weights = shared.weights
         self.activations = shared.activations
+        self.decoding = shared.decoding
+        self.devices = shared.devices
         self.schemes = shared.schemes
         self.classes = shared.classes
         self.sharing = shared.sharing
@@ -111,6 +120,18 @@ class Catalogue:
     def messages(self) -> list[model_pb2.Model]:
         """Returns all models by name."""
         return [self.message(name) for name in self._variants]
+
+    def device(self, name: str) -> device_pb2.Device:
+        """Returns a device that is described, not present, by its key: "rtx-3090", "h100".
+
+        Raises:
+            InvalidRequestError: no such device is described; names close ones.
+        """
+        facts = self.devices.get(name.casefold())
+        if facts is None:
+            close = difflib.get_close_matches(name.casefold(), self.devices, 3) or sorted(self.devices)
+            raise InvalidRequestError({"device": f"{name!r} is not described; take one of {', '.join(close)}"})
+        return describe_device(name.casefold(), facts)
 
     def source(self, name: str) -> checkpoint_pb2.CheckpointSource:
         """Returns where a model's dense weights are. Raises UnknownModelError as `find` does."""

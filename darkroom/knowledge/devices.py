@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from darkroom.knowledge.family import DeviceFacts
 from darkroom.v1 import device_pb2
 
 # Words that name data-centre parts.
@@ -54,3 +55,22 @@ def class_of(device: device_pb2.Device) -> str:
     if capability >= (8, 9):
         return f"ada-{market}"
     return "ampere" if capability >= (8, 0) else "before-ampere"
+
+
+def describe_device(key: str, facts: DeviceFacts) -> device_pb2.Device:
+    """Returns a device as a worker would describe it, idle and with nothing else on it, marked as assumed."""
+    is_host = facts.kind == device_pb2.DEVICE_KIND_CPU
+    device = device_pb2.Device(
+        id=key,
+        kind=facts.kind,
+        name=facts.name,
+        has_unified_memory=facts.has_unified_memory,
+        has_native_bf16=facts.has_native_bf16,
+        memory=device_pb2.DeviceMemory(total_bytes=facts.memory_bytes, free_bytes=facts.memory_bytes),
+        is_assumed=True,
+        can_compile=not is_host and facts.kind != device_pb2.DEVICE_KIND_MPS,
+        host_link_bytes_per_second=facts.link_bytes_per_second,
+    )
+    if facts.capability:
+        device.capability.major, device.capability.minor = facts.capability
+    return device

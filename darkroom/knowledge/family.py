@@ -15,6 +15,7 @@ from darkroom.v1 import checkpoint_pb2, device_pb2, model_pb2, plan_pb2
 Bytes = Annotated[int, AtLeast(0)]
 if TYPE_CHECKING:
     Compute: TypeAlias = plan_pb2.ComputeType.ValueType
+    DeviceKind: TypeAlias = device_pb2.DeviceKind.ValueType
     Media: TypeAlias = model_pb2.MediaKind.ValueType
     Role: TypeAlias = plan_pb2.ComponentRole.ValueType
     Scheme: TypeAlias = device_pb2.Scheme.ValueType
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     StepCacheQuality: TypeAlias = plan_pb2.StepCacheQuality.ValueType
 else:
     Compute = Annotated[int, Choice(plan_pb2.ComputeType.DESCRIPTOR)]
+    DeviceKind = Annotated[int, Choice(device_pb2.DeviceKind.DESCRIPTOR)]
     Media = Annotated[int, Choice(model_pb2.MediaKind.DESCRIPTOR)]
     Role = Annotated[int, Choice(plan_pb2.ComponentRole.DESCRIPTOR)]
     Scheme = Annotated[int, Choice(device_pb2.Scheme.DESCRIPTOR)]
@@ -59,12 +61,24 @@ class Weights:
 
 @dataclass(frozen=True)
 class Activations:
-    """What an architecture needs beside its weights while it runs, at two bytes a number."""
+    """What a denoiser or a text encoder needs beside its weights while it runs, at two bytes a number."""
 
-    # Of one token of a denoiser or a text encoder; of one output pixel of a VAE.
+    # Of one token.
     bytes_each: Annotated[float, AtLeast(0)]
-    # Whatever the size.
-    fixed_bytes: Bytes = 0
+    # False where it is reckoned from widths.
+    is_measured: bool = False
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """What a VAE needs beside its weights while it decodes, in live bytes at two bytes a number."""
+
+    bytes_per_pixel: float
+    bytes_per_pixel_frame: float
+    tile_bytes: float
+    tile_bytes_per_frame: float
+    tiled_bytes_per_pixel: float
+    tiled_bytes_per_pixel_frame: float
 
 
 @dataclass(frozen=True)
@@ -119,11 +133,43 @@ class SchemeRule:
 
 
 @dataclass(frozen=True)
+class StepRatio:
+    """One measurement of a denoising step."""
+
+    scheme: Scheme
+    is_compiled: bool
+    # Below 1 is faster.
+    ratio: Annotated[float, AtLeast(0)]
+    source: str
+
+
+@dataclass(frozen=True)
 class DeviceClass:
     """Devices that behave alike."""
 
     # Schemes in the order that they are tried.
     ladder: tuple[Scheme, ...]
+    # Measured steps, as ratios to the dense model uncompiled.
+    ratios: tuple[StepRatio, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """A device that plans can be asked for without one being there."""
+
+    # As the driver gives it.
+    name: str
+    kind: DeviceKind
+    memory_bytes: Bytes
+    capability: tuple[int, ...] = ()
+    has_native_bf16: bool = True
+    has_unified_memory: bool = False
+    # Pinned copies from the host, a second.
+    link_bytes_per_second: Bytes = 0
+    # Dense bfloat16 products by the data sheet, operations a second.
+    peak_flops: float = 0.0
+    # Its place in a list that people read.
+    order: int = 0
 
 
 @dataclass(frozen=True)
@@ -221,8 +267,8 @@ class Variant:
     least_diffusers: str = ""
     # Special rules of assembly, for repositories that can't be loaded the generic way.
     assembly_hooks: tuple[str, ...] = ()
-    # False where the denoiser declares no repeated blocks, so that nothing can be compiled region by region.
-    can_compile: bool = True
+    # False where routing depends on values, so that one graph a block can't be had.
+    compiles_fullgraph: bool = True
     denials: tuple[Denial, ...] = ()
     artifacts: tuple[HostedArtifact, ...] = ()
     step_cache: StepCaching = field(default_factory=StepCaching)

@@ -523,6 +523,8 @@ class Plan(google.protobuf.message.Message):
     STEP_FIELD_NUMBER: builtins.int
     ASSEMBLY_HOOKS_FIELD_NUMBER: builtins.int
     LEAST_DIFFUSERS_FIELD_NUMBER: builtins.int
+    VAE_TILE_SIDE_FIELD_NUMBER: builtins.int
+    WANTS_SETTLED_READING_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name of the model."""
     family: builtins.str
@@ -553,6 +555,10 @@ class Plan(google.protobuf.message.Message):
     """Which kernel computes attention."""
     least_diffusers: builtins.str
     """Least version of diffusers that has the pipeline class."""
+    vae_tile_side: builtins.int
+    """Side of a decoding tile in pixels; 0 leaves the class's own, or tiling is off."""
+    wants_settled_reading: builtins.bool
+    """True if only what others hold keeps the model off the device: a fresh settled reading may give a faster plan."""
     @property
     def source(self) -> darkroom.v1.checkpoint_pb2.CheckpointSource:
         """Where the dense pipeline, or everything but the replaced parts, is read from."""
@@ -636,9 +642,11 @@ class Plan(google.protobuf.message.Message):
         step: global___StepEstimate | None = ...,
         assembly_hooks: collections.abc.Iterable[builtins.str] | None = ...,
         least_diffusers: builtins.str = ...,
+        vae_tile_side: builtins.int = ...,
+        wants_settled_reading: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["adapters", b"adapters", "call", b"call", "compile", b"compile", "idle", b"idle", "memory", b"memory", "source", b"source", "step", b"step", "step_cache", b"step_cache", "workload", b"workload"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "assembly_hooks", b"assembly_hooks", "attention", b"attention", "call", b"call", "catalogue_digest", b"catalogue_digest", "compile", b"compile", "components", b"components", "compute_type", b"compute_type", "engine", b"engine", "fallbacks", b"fallbacks", "family", b"family", "idle", b"idle", "is_assumed", b"is_assumed", "is_estimate", b"is_estimate", "least_diffusers", b"least_diffusers", "memory", b"memory", "model", b"model", "offload", b"offload", "pipeline_class", b"pipeline_class", "reasons", b"reasons", "source", b"source", "speed_mode", b"speed_mode", "step", b"step", "step_cache", b"step_cache", "streams_text_encoders", b"streams_text_encoders", "vae_slicing", b"vae_slicing", "vae_tiling", b"vae_tiling", "workload", b"workload"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "assembly_hooks", b"assembly_hooks", "attention", b"attention", "call", b"call", "catalogue_digest", b"catalogue_digest", "compile", b"compile", "components", b"components", "compute_type", b"compute_type", "engine", b"engine", "fallbacks", b"fallbacks", "family", b"family", "idle", b"idle", "is_assumed", b"is_assumed", "is_estimate", b"is_estimate", "least_diffusers", b"least_diffusers", "memory", b"memory", "model", b"model", "offload", b"offload", "pipeline_class", b"pipeline_class", "reasons", b"reasons", "source", b"source", "speed_mode", b"speed_mode", "step", b"step", "step_cache", b"step_cache", "streams_text_encoders", b"streams_text_encoders", "vae_slicing", b"vae_slicing", "vae_tile_side", b"vae_tile_side", "vae_tiling", b"vae_tiling", "wants_settled_reading", b"wants_settled_reading", "workload", b"workload"]) -> None: ...
 
 global___Plan = Plan
 

@@ -1,4 +1,4 @@
-"""The ladder: which schemes the denoiser may use on this device, best first, and why each other one may not.
+"""The ladder: which schemes denoiser and text encoders may use on this device, best first, and why others may not.
 
 Knows nothing of memory. Invariant: a scheme that the family denies, or that this device was not seen to run, is never
 offered; a described device is taken at its capability, and the plan says so.
@@ -9,11 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from darkroom.knowledge.devices import capability_of
-from darkroom.knowledge.family import Scheme
+from darkroom.knowledge.family import Role, Scheme
 from darkroom.rpc.errors import PlanRefusedError
 from darkroom.v1 import device_pb2, plan_pb2
 from services.planner.question import Question
+from services.planner.sizes import DENOISER, TEXT_ENCODER
 from services.planner.words import SCHEME_NAMES, reason
+
+NONE, STORAGE = device_pb2.SCHEME_NONE, device_pb2.SCHEME_FP8_STORAGE
+# Kinds beside CUDA that can hold float8.
+STORING_KINDS = (device_pb2.DEVICE_KIND_ROCM, device_pb2.DEVICE_KIND_XPU)
+# Schemes that an adapter can be baked into before quantising.
+BAKEABLE = frozenset({NONE, STORAGE, device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8})
 
 
 @dataclass(frozen=True)
@@ -21,6 +28,7 @@ class Ladder:
     """Schemes to try in order, and what was declined."""
 
     schemes: tuple[Scheme, ...]
+    text_schemes: tuple[Scheme, ...]
     declined: tuple[tuple[Scheme, plan_pb2.Reason], ...]
 
 
@@ -30,65 +38,82 @@ def build_ladder(question: Question) -> Ladder:
     Raises:
         PlanRefusedError: an explicit scheme can't be honoured and no fallback is allowed.
     """
-    wish = question.wishes.scheme
-    if wish == device_pb2.SCHEME_UNSPECIFIED:
-        return _automatic(question)
-    obstacle = _obstacle(question, wish)
-    if obstacle is None:
-        return Ladder((wish,), ())
-    if not question.wishes.allows_scheme_fallback:
-        raise PlanRefusedError(
-            f"{SCHEME_NAMES[wish]} can't be honoured: {obstacle.sentence}",
-            scheme=SCHEME_NAMES[wish],
-            obstacle=obstacle.code,
-        )
-    rest = _automatic(question)
-    return Ladder(rest.schemes, ((wish, obstacle), *rest.declined))
-
-
-def _automatic(question: Question) -> Ladder:
-    schemes: list[Scheme] = []
     declined: list[tuple[Scheme, plan_pb2.Reason]] = []
-    for scheme in question.catalogue.classes[question.device_class].ladder:
-        obstacle = _obstacle(question, scheme) or _reluctance(question, scheme)
+    schemes = _schemes(question, question.wishes.scheme, DENOISER, declined)
+    text_schemes = _schemes(question, question.wishes.text_encoder_scheme, TEXT_ENCODER, declined)
+    return Ladder(schemes, text_schemes, tuple(declined))
+
+
+def _schemes(
+    question: Question, wish: Scheme, role: Role, declined: list[tuple[Scheme, plan_pb2.Reason]]
+) -> tuple[Scheme, ...]:
+    if wish != device_pb2.SCHEME_UNSPECIFIED:
+        obstacle = _obstacle(question, wish, role, is_asked_for=True)
         if obstacle is None:
-            schemes.append(scheme)
-        else:
+            return (wish,)
+        if not question.wishes.allows_scheme_fallback:
+            sentence = f"{SCHEME_NAMES[wish]} can't be honoured: {obstacle.sentence}"
+            raise PlanRefusedError(sentence, scheme=SCHEME_NAMES[wish], obstacle=obstacle.code)
+        declined.append((wish, obstacle))
+    order = question.catalogue.classes[question.device_class].ladder if role == DENOISER else (NONE, STORAGE)
+    offered = []
+    for scheme in order:
+        obstacle = _obstacle(question, scheme, role) or _reluctance(question, scheme)
+        if obstacle is None:
+            offered.append(scheme)
+        elif role == DENOISER:
             declined.append((scheme, obstacle))
-    return Ladder(tuple(schemes), tuple(declined))
+    return tuple(offered)
 
 
-def _obstacle(question: Question, scheme: Scheme) -> plan_pb2.Reason | None:
+def _obstacle(question: Question, scheme: Scheme, role: Role, is_asked_for: bool = False) -> plan_pb2.Reason | None:
     """Returns why this scheme can't be used at all; None where it can."""
-    if scheme == device_pb2.SCHEME_NONE:
+    if scheme == NONE:
         return None
-    name = SCHEME_NAMES[scheme]
-    rule = question.catalogue.schemes.get(scheme)
+    name, rule = SCHEME_NAMES[scheme], question.catalogue.schemes.get(scheme)
     if rule is None:
-        return reason("SCHEME_UNSUPPORTED", f"{name} is no scheme that a model can be converted to.")
+        return reason("SCHEME_UNSUPPORTED", f"{name} is a kind of file, not a scheme that a model is converted to.")
+    for denial in question.variant.denials:
+        if denial.role == role and scheme in denial.schemes and not (denial.is_advice and is_asked_for):
+            return reason("SCHEME_DENIED", f"{name} is denied for {question.variant.name}: {denial.reason}.")
+    if question.wishes.adapters and scheme not in BAKEABLE:
+        return reason("ADAPTERS_NEED_ANOTHER_SCHEME", f"adapters can't be baked into {name}.")
+    if rule.requires_bfloat16 and question.compute_type != plan_pb2.COMPUTE_TYPE_BFLOAT16:
+        return reason("COMPUTE_TYPE_UNFIT", f"{name} needs bfloat16 weights, and this device computes in another type.")
     if question.device.is_assumed:
         return _capability_obstacle(question, name, rule.least_capability)
-    probe = next((probe for probe in question.device.probes if probe.scheme == scheme), None)
+    return _probe_obstacle(question.device, scheme)
+
+
+def _probe_obstacle(device: device_pb2.Device, scheme: Scheme) -> plan_pb2.Reason | None:
+    name = SCHEME_NAMES[scheme]
+    probe = next((probe for probe in device.probes if probe.scheme == scheme), None)
     if probe is None:
-        return reason("SCHEME_UNPROVEN", f"{name} was not seen to run on {question.device.name or 'this device'}.")
+        return reason("SCHEME_UNPROVEN", f"{name} was not seen to run on {device.name or 'this device'}.")
     if not probe.works:
         return reason("PROBE_FAILED", f"{name} failed its probe on this device: {probe.reason or 'no cause was told'}.")
     return None
 
 
 def _capability_obstacle(question: Question, name: str, least: tuple[int, ...]) -> plan_pb2.Reason | None:
-    has = capability_of(question.device)
-    if has >= least:
+    has, device = capability_of(question.device), question.device
+    if has >= least or (device.kind in STORING_KINDS and name == SCHEME_NAMES[STORAGE]):
         return None
-    sentence = f"{name} needs CUDA compute capability {least[0]}.{least[1]}; this device has {has[0]}.{has[1]}."
-    if has == (0, 0):
-        sentence = f"{name} needs a CUDA device of compute capability {least[0]}.{least[1]}; this is none."
-    return reason("CAPABILITY_TOO_LOW", sentence)
+    need = f"{name} needs CUDA compute capability {least[0]}.{least[1]}"
+    return reason("CAPABILITY_TOO_LOW", f"{need}; {device.name} has {f'{has[0]}.{has[1]}' if has[0] else 'none'}.")
 
 
 def _reluctance(question: Question, scheme: Scheme) -> plan_pb2.Reason | None:
     """Returns why this scheme is not chosen unasked; None where it may be."""
     name = SCHEME_NAMES[scheme]
-    if question.wishes.speed_mode == plan_pb2.SPEED_MODE_OFF and scheme != device_pb2.SCHEME_NONE:
+    if scheme == NONE:
+        return None
+    if question.wishes.speed_mode == plan_pb2.SPEED_MODE_OFF:
         return reason("SPEED_MODE_OFF", f"{name} changes the picture, and speed mode off asks for the reference.")
+    if scheme == STORAGE and question.wishes.forbids_storage_cast:
+        return reason("STORAGE_CAST_FORBIDDEN", "The caller forbids weights stored in float8 and computed in another.")
+    if question.catalogue.schemes[scheme].needs_compile and not question.can_compile:
+        return reason(
+            "COMPILE_UNAVAILABLE", f"{name} uncompiled is 20 to 60 times slower than dense: not taken unasked."
+        )
     return None

@@ -14,8 +14,9 @@ MIB = 1 << 20
 StageDemand = tuple["plan_pb2.MemoryStage.ValueType", int, int]
 # Share of the budget that residency may fill: the rest absorbs what is not counted (fragmentation, other sizes).
 RESIDENT_FILL = 0.85
-# Runtime, context, workspaces of the matrix libraries and the allocator's slack.
-OVERHEAD_BYTES = 2048 * MIB
+# Context of the driver and workspaces of the matrix libraries. The allocator's slack (2.4 GiB reserved over allocated
+# at FLUX.1's peak on an H200) is what reserve and fill limit are for.
+OVERHEAD_BYTES = 1024 * MIB
 CPU_OVERHEAD_BYTES = 768 * MIB
 
 
@@ -53,8 +54,7 @@ class Demand:
 
     @property
     def required(self) -> int:
-        _, weights, activations = self.peak
-        return weights + activations + self.overhead
+        return max(weights + activations for _, weights, activations in self.stages) + self.overhead
 
 
 def supply_of(device: device_pb2.Device) -> Supply:
@@ -70,6 +70,19 @@ def _reserve(device: device_pb2.Device) -> int:
     if device.has_unified_memory:
         return max(2048 * MIB, total // 5)
     return max(2048 * MIB, total // 10)
+
+
+def overhead_of(device: device_pb2.Device) -> int:
+    """Returns what the runtime takes before any tensor."""
+    return CPU_OVERHEAD_BYTES if device.kind == device_pb2.DEVICE_KIND_CPU else OVERHEAD_BYTES
+
+
+def fits(supply: Supply, demand: Demand, fill: float) -> bool:
+    """Tells whether a demand may be placed; where the device does not tell its memory, everything may."""
+    if not supply.is_known:
+        return True
+    has_host = not supply.host_free or demand.host <= supply.host_free
+    return has_host and demand.required <= limit_of(supply, fill)
 
 
 def limit_of(supply: Supply, fill: float) -> int:

@@ -5,10 +5,16 @@ Knows nothing of schemes: it gets bytes. Invariant: `PLACEMENTS` is ordered by s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from darkroom.v1 import plan_pb2
 from services.planner.memory import Demand
+
+NONE = plan_pb2.OFFLOAD_TIER_NONE
+ENCODERS = plan_pb2.OFFLOAD_TIER_ENCODERS
+GROUP = plan_pb2.OFFLOAD_TIER_GROUP
+MODEL = plan_pb2.OFFLOAD_TIER_MODEL
+SEQUENTIAL = plan_pb2.OFFLOAD_TIER_SEQUENTIAL
 
 
 @dataclass(frozen=True)
@@ -20,26 +26,32 @@ class Placement:
     tiles: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Weights:
     """Bytes of the components under the schemes of a candidate."""
 
-    denoisers: tuple[int, ...]
-    text_encoders: tuple[int, ...]
-    vae: int
-    # Of the largest layer of the text encoders, and of what streaming keeps of the denoiser on the device.
+    denoiser: int
+    # The largest of several experts.
+    expert: int
+    text: int
+    # The largest of several text encoders.
+    text_encoder: int
+    # VAEs and connectors.
+    companions: int
+    # The largest single layer of the text encoders and of the denoiser.
     text_layer: int
-    streamed_denoiser: int
     denoiser_layer: int
-    # Peak while loading.
+    # What streaming block by block keeps of the denoiser: all that is in no block, and two blocks.
+    streamed_denoiser: int
+    # Peak while loading, where that is more than what stays.
     loading: int
 
     @property
     def total(self) -> int:
-        return sum(self.denoisers) + sum(self.text_encoders) + self.vae
+        return self.denoiser + self.text + self.companions
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Activations:
     """Bytes that each stage needs beside weights."""
 
@@ -49,55 +61,48 @@ class Activations:
     tiled_decode: int
 
 
-# Fastest first.
-PLACEMENTS = (
-    Placement(plan_pb2.OFFLOAD_TIER_NONE),
-    Placement(plan_pb2.OFFLOAD_TIER_ENCODERS),
-    Placement(plan_pb2.OFFLOAD_TIER_ENCODERS, streams_text_encoders=True),
-    Placement(plan_pb2.OFFLOAD_TIER_GROUP),
-    Placement(plan_pb2.OFFLOAD_TIER_GROUP, streams_text_encoders=True),
-    Placement(plan_pb2.OFFLOAD_TIER_MODEL, tiles=True),
-    Placement(plan_pb2.OFFLOAD_TIER_SEQUENTIAL, streams_text_encoders=True, tiles=True),
+def _with_tiles(*placements: Placement) -> tuple[Placement, ...]:
+    return tuple(item for whole in placements for item in (whole, replace(whole, tiles=True)))
+
+
+# Tiling costs a decode little; streaming costs every step.
+PLACEMENTS = _with_tiles(
+    Placement(NONE),
+    Placement(ENCODERS),
+    Placement(ENCODERS, streams_text_encoders=True),
+    Placement(GROUP),
+    Placement(GROUP, streams_text_encoders=True),
+    Placement(MODEL),
+    Placement(SEQUENTIAL, streams_text_encoders=True),
 )
 
 
 def demand_of(placement: Placement, weights: Weights, activations: Activations, overhead: int) -> Demand:
     """Returns what `placement` needs on the device, stage by stage, and on the host."""
-    encode, denoise, decode = _held(placement, weights)
+    encode, denoise, decode, host = _held(placement, weights)
     decoding = activations.tiled_decode if placement.tiles else activations.decode
     stages = (
-        (plan_pb2.MEMORY_STAGE_LOAD, max(weights.loading, 0), 0),
+        (plan_pb2.MEMORY_STAGE_LOAD, weights.loading, 0),
         (plan_pb2.MEMORY_STAGE_ENCODE, encode, activations.encode),
         (plan_pb2.MEMORY_STAGE_DENOISE, denoise, activations.denoise),
         (plan_pb2.MEMORY_STAGE_DECODE, decode, decoding),
     )
-    return Demand(stages, overhead, _on_host(placement, weights))
+    return Demand(stages, overhead, host)
 
 
-def _held(placement: Placement, weights: Weights) -> tuple[int, int, int]:
-    """Returns the weights on the device while encoding, denoising and decoding."""
-    text, denoiser = sum(weights.text_encoders), sum(weights.denoisers)
-    visiting = weights.text_layer if placement.streams_text_encoders else text
-    if placement.tier == plan_pb2.OFFLOAD_TIER_NONE:
-        return weights.total, weights.total, weights.total
-    if placement.tier == plan_pb2.OFFLOAD_TIER_ENCODERS:
-        stays = denoiser + weights.vae
-        return stays + visiting, stays, stays
-    if placement.tier == plan_pb2.OFFLOAD_TIER_GROUP:
-        stays = weights.vae + (0 if placement.streams_text_encoders else text)
-        encoding = weights.vae + visiting
-        return encoding, stays + weights.streamed_denoiser, stays
-    if placement.tier == plan_pb2.OFFLOAD_TIER_MODEL:
-        return max(weights.text_encoders, default=0), max(weights.denoisers), weights.vae
-    return weights.text_layer, weights.denoiser_layer, weights.vae
-
-
-def _on_host(placement: Placement, weights: Weights) -> int:
-    text, denoiser = sum(weights.text_encoders), sum(weights.denoisers)
-    if placement.tier == plan_pb2.OFFLOAD_TIER_NONE:
-        return 0
-    if placement.tier == plan_pb2.OFFLOAD_TIER_ENCODERS:
-        return text
-    if placement.tier == plan_pb2.OFFLOAD_TIER_GROUP:
-        return denoiser + (text if placement.streams_text_encoders else 0)
-    return weights.total
+def _held(placement: Placement, weights: Weights) -> tuple[int, int, int, int]:
+    """Returns the weights on the device while encoding, denoising and decoding, and those on the host."""
+    streams, tier = placement.streams_text_encoders, placement.tier
+    visiting = weights.text_layer if streams else weights.text
+    if tier == NONE:
+        return weights.total, weights.total, weights.total, 0
+    if tier == ENCODERS:
+        stays = weights.denoiser + weights.companions
+        return stays + visiting, stays, stays, weights.text
+    if tier == GROUP:
+        stays = weights.companions + (0 if streams else weights.text)
+        host = weights.denoiser + (weights.text if streams else 0)
+        return weights.companions + visiting, stays + weights.streamed_denoiser, stays, host
+    if tier == MODEL:
+        return weights.text_encoder, weights.expert + weights.companions, weights.companions, weights.total
+    return weights.text_layer, weights.denoiser_layer + weights.companions, weights.companions, weights.total

@@ -8,14 +8,21 @@ No clock, no socket, no state. Invariant: the same request and catalogue give th
 from __future__ import annotations
 
 from darkroom.knowledge import Catalogue
-from darkroom.v1 import device_pb2, plan_pb2, planner_service_pb2
-from services.planner.candidates import Candidate, candidates, shortfall
+from darkroom.v1 import plan_pb2, planner_service_pb2
+from services.planner.candidates import Candidate, candidates, disk_shortfall, shortfall
+from services.planner.description import describe
+from services.planner.fallbacks import fallbacks_of
+from services.planner.holding import hold
 from services.planner.ladder import Ladder, build_ladder
 from services.planner.memory import Supply, budget_message, supply_of
+from services.planner.placement import NONE
 from services.planner.question import Question, ask
-from services.planner.recipes import component_plans, idle_budgets
-from services.planner.sizes import is_estimate
-from services.planner.words import SCHEME_NAMES, TIER_NAMES, reason, size
+from services.planner.sizes import Bytes
+from services.planner.words import reason, size
+
+Rejected = list[tuple[Candidate, plan_pb2.Reason]]
+# Reasons against faster candidates that a plan tells; a NoFit tells all.
+MOST_REJECTIONS = 6
 
 
 def plan(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> planner_service_pb2.PlanResponse:
@@ -23,73 +30,42 @@ def plan(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> plan
 
     Raises:
         UnknownModelError: no such model; names close ones.
-        InvalidRequestError: device or workload make no sense.
+        InvalidRequestError: device, workload or adapters make no sense.
         PlanRefusedError: an explicit wish can't be honoured.
     """
-    question = ask(request, catalogue)
-    ladder, supply = build_ladder(question), supply_of(request.device)
-    rejected: list[tuple[Candidate, plan_pb2.Reason]] = []
-    for candidate in candidates(question, ladder.schemes):
-        obstacle = shortfall(candidate, supply)
+    question, supply = ask(request, catalogue), supply_of(request.device)
+    if request.HasField("loaded"):
+        return hold(question, supply)
+    ladder, sizes, rejected = build_ladder(question), Bytes(question), Rejected()
+    found = list(candidates(question, ladder, sizes))
+    for place, candidate in enumerate(found):
+        obstacle = shortfall(candidate, supply) or disk_shortfall(question, candidate, sizes)
         if obstacle is None:
-            answer = _describe(question, ladder, supply, candidate, rejected)
+            answer = describe(question, supply, sizes, candidate)
+            _explain(answer, question, ladder, supply, rejected)
+            for trigger, other in fallbacks_of(candidate, found[place + 1 :], supply):
+                answer.fallbacks.add(trigger=trigger, plan=describe(question, supply, sizes, other))
             return planner_service_pb2.PlanResponse(plan=answer)
         rejected.append((candidate, obstacle))
     return planner_service_pb2.PlanResponse(no_fit=_no_fit(ladder, supply, rejected))
 
 
-def _describe(
-    question: Question,
-    ladder: Ladder,
-    supply: Supply,
-    candidate: Candidate,
-    rejected: list[tuple[Candidate, plan_pb2.Reason]],
-) -> plan_pb2.Plan:
-    variant, placement = question.variant, candidate.placement
-    return plan_pb2.Plan(
-        model=variant.name,
-        family=variant.family,
-        engine=plan_pb2.ENGINE_DIFFUSERS,
-        pipeline_class=variant.pipeline_class,
-        source=question.catalogue.source(variant.name),
-        components=component_plans(question, candidate),
-        compute_type=question.compute_type,
-        offload=placement.tier,
-        streams_text_encoders=placement.streams_text_encoders,
-        vae_tiling=placement.tiles,
-        vae_slicing=placement.tier != plan_pb2.OFFLOAD_TIER_NONE,
-        speed_mode=plan_pb2.SPEED_MODE_OFF,
-        attention=plan_pb2.ATTENTION_BACKEND_NATIVE,
-        call=variant.call,
-        workload=question.workload,
-        memory=budget_message(supply, candidate.demand, candidate.fill),
-        idle=idle_budgets(question, is_compiled=False),
-        reasons=[
-            *_reasons(question, supply, candidate),
-            *[why for _, why in rejected],
-            *[w for _, w in ladder.declined],
-        ],
-        catalogue_digest=question.catalogue.digest,
-        is_assumed=question.device.is_assumed and candidate.scheme != device_pb2.SCHEME_NONE,
-        is_estimate=is_estimate(question),
-    )
+def _explain(answer: plan_pb2.Plan, question: Question, ladder: Ladder, supply: Supply, rejected: Rejected) -> None:
+    """Adds why nothing faster was taken, and whether another reading could change that."""
+    best = next((candidate for candidate, _ in rejected if candidate.placement.tier == NONE), None)
+    alone = Supply(supply.total, 0, supply.reserve, supply.host_free)
+    is_explicit = question.wishes.memory_mode in (plan_pb2.MEMORY_MODE_BALANCED, plan_pb2.MEMORY_MODE_LOW_VRAM)
+    if best is not None and supply.foreign and not is_explicit and shortfall(best, alone) is None:
+        answer.wants_settled_reading = True
+        sentence = (
+            f"{best.title} would fit but for {size(supply.foreign)} held by others; a fresh reading may change it."
+        )
+        answer.reasons.append(reason("FOREIGN_MEMORY_DECIDES", sentence))
+    answer.reasons.extend(why for _, why in ladder.declined)
+    answer.reasons.extend(why for _, why in rejected[:MOST_REJECTIONS])
 
 
-def _reasons(question: Question, supply: Supply, candidate: Candidate) -> list[plan_pb2.Reason]:
-    needs = size(candidate.demand.required)
-    if supply.is_known:
-        fits = reason("FITS", f"{candidate.title}: needs {needs} of {size(supply.budget)} that may be used.")
-    else:
-        fits = reason("MEMORY_UNKNOWN", f"{candidate.title}: needs {needs}; the device did not tell its memory.")
-    scheme = reason(
-        "SCHEME",
-        f"The denoiser is {SCHEME_NAMES[candidate.scheme]} on a device of class "
-        f"{question.device_class}; weights: {TIER_NAMES[candidate.placement.tier]}.",
-    )
-    return [fits, scheme, *question.reasons]
-
-
-def _no_fit(ladder: Ladder, supply: Supply, rejected: list[tuple[Candidate, plan_pb2.Reason]]) -> plan_pb2.NoFit:
+def _no_fit(ladder: Ladder, supply: Supply, rejected: Rejected) -> plan_pb2.NoFit:
     tried = [
         plan_pb2.RejectedCandidate(
             scheme=candidate.scheme,

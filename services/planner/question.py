@@ -14,6 +14,9 @@ from darkroom.rpc.errors import InvalidRequestError
 from darkroom.v1 import device_pb2, plan_pb2, planner_service_pb2
 from services.planner.words import reason
 
+MOST_ADAPTERS = 8
+MOST_WEIGHT = 2.0
+
 
 @dataclass(frozen=True)
 class Question:
@@ -37,9 +40,29 @@ class Question:
         return self.request.preferences
 
     @property
+    def can_compile(self) -> bool:
+        """Tells whether torch.compile is to be had; a described device is taken to have it where its kind does."""
+        if self.wishes.speed_mode == plan_pb2.SPEED_MODE_OFF:
+            return False
+        return self.device.can_compile
+
+    @property
     def item_bytes(self) -> int:
         """Bytes of one dense number."""
         return 4 if self.compute_type == plan_pb2.COMPUTE_TYPE_FLOAT32 else 2
+
+    @property
+    def step_flops(self) -> float:
+        """Operations of one denoising step, reckoned: two for each parameter of one expert and token."""
+        tokens = self.num_tokens + self.variant.limits.max_prompt_tokens * self.workload.batch_size
+        return 2.0 * self.num_denoiser_parameters * tokens
+
+    @property
+    def num_denoiser_parameters(self) -> int:
+        """Parameters of the denoiser, or of the largest expert."""
+        parts = self.variant.components.values()
+        denoisers = [part for part in parts if part.role == plan_pb2.COMPONENT_ROLE_DENOISER]
+        return max(self.catalogue.weights[part.architecture].parameters for part in denoisers)
 
     @property
     def num_tokens(self) -> int:
@@ -84,6 +107,12 @@ def _check(request: planner_service_pb2.PlanRequest, workload: plan_pb2.Workload
     for name in ("total_bytes", "free_bytes", "engine_bytes", "foreign_bytes", "host_free_bytes"):
         if getattr(memory, name) < 0:
             violations[f"device.memory.{name}"] = f"{getattr(memory, name)} is negative"
+    adapters = request.preferences.adapters
+    if len(adapters) > MOST_ADAPTERS:
+        violations["preferences.adapters"] = f"{len(adapters)} are too many; at most {MOST_ADAPTERS}"
+    for place, adapter in enumerate(adapters):
+        if not 0 <= adapter.weight <= MOST_WEIGHT:
+            violations[f"preferences.adapters[{place}].weight"] = f"{adapter.weight:g} is outside 0 to {MOST_WEIGHT:g}"
     if violations:
         raise InvalidRequestError(violations)
 

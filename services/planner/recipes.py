@@ -1,4 +1,4 @@
-"""Recipes: what a plan tells the worker to do, component by component, call by call, phase by phase.
+"""Recipes: what a plan tells the worker to do, component by component, and how long each phase may stay silent.
 
 Knows nothing of why. Invariant: the worker needs nothing else, the catalogue least of all.
 """
@@ -9,12 +9,13 @@ from google.protobuf import duration_pb2
 
 from darkroom.knowledge import Component
 from darkroom.knowledge.recipes import recipe_of
-from darkroom.v1 import device_pb2, plan_pb2
+from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2
 from services.planner.candidates import Candidate
 from services.planner.question import Question
-from services.planner.sizes import DENOISER, TEXT_ENCODER, component_bytes
+from services.planner.sizes import DENOISER, TEXT_ENCODER, Bytes
+from services.planner.sources import QUANTISE, fetch_bytes, hosted
 
-# Multiplications a second that even a poor part of its kind reaches: 2 CPU cores, a laptop GPU.
+# Operations a second that even a poor part of its kind reaches: two processor cores, a laptop GPU.
 _WORST_FLOPS = {device_pb2.DEVICE_KIND_CPU: 2e10}
 _WORST_GPU_FLOPS = 1e13
 # A step may take this many times its reckoned worst before it counts as hung.
@@ -22,18 +23,20 @@ _PATIENCE = 10
 _LEAST_DENOISE_S = 60
 
 
-def component_plans(question: Question, candidate: Candidate) -> list[plan_pb2.ComponentPlan]:
+def component_plans(question: Question, candidate: Candidate, sizes: Bytes) -> list[plan_pb2.ComponentPlan]:
     """Returns every weighted component with its scheme, in loading order."""
-    return [_component_plan(question, candidate, *item) for item in question.variant.components.items()]
+    parts = question.variant.components.items()
+    return [_component_plan(question, candidate, sizes, name, part) for name, part in parts]
 
 
 def _component_plan(
-    question: Question, candidate: Candidate, name: str, component: Component
+    question: Question, candidate: Candidate, sizes: Bytes, name: str, component: Component
 ) -> plan_pb2.ComponentPlan:
     wanted = {DENOISER: candidate.scheme, TEXT_ENCODER: candidate.text_scheme}.get(
         component.role, device_pb2.SCHEME_NONE
     )
-    scheme = wanted if wanted in question.catalogue.weights[component.architecture].schemes else device_pb2.SCHEME_NONE
+    counted = question.catalogue.weights[component.architecture].schemes.get(wanted)
+    scheme = wanted if counted is not None and counted.num_tensors else device_pb2.SCHEME_NONE
     architecture = question.catalogue.architectures[component.architecture]
     rule = question.catalogue.schemes.get(scheme)
     return plan_pb2.ComponentPlan(
@@ -41,21 +44,45 @@ def _component_plan(
         role=component.role,
         scheme=scheme,
         compute_type=component.compute_type or question.compute_type,
-        weight_bytes=component_bytes(question, component, scheme),
+        weight_bytes=sizes.of(component, scheme),
         recipe=recipe_of(rule, architecture, scheme) if rule else None,
+        source=_component_source(question, candidate, name, component, scheme),
         class_name=architecture.class_name.partition(":")[2],
     )
 
 
+def _component_source(
+    question: Question, candidate: Candidate, name: str, component: Component, scheme: device_pb2.Scheme.ValueType
+) -> checkpoint_pb2.CheckpointSource | None:
+    if name in candidate.source.parts:
+        return candidate.source.parts[name]
+    if component.role == TEXT_ENCODER and scheme != device_pb2.SCHEME_NONE:
+        is_dense_here = question.request.inspection.is_present or question.variant.source.HasField("bundled")
+        precast = None if is_dense_here else hosted(question, name, scheme)
+        if precast is not None:
+            return precast
+    return component.source
+
+
+def base_source(question: Question, candidate: Candidate, sizes: Bytes) -> checkpoint_pb2.CheckpointSource:
+    """Returns where the pipeline is read from, and what that costs."""
+    source = question.catalogue.source(question.variant.name)
+    if question.wishes.HasField("source"):
+        source.CopyFrom(question.wishes.source)
+    if candidate.source.kind == QUANTISE and source.kind == checkpoint_pb2.CHECKPOINT_KIND_DENSE:
+        source.kind = QUANTISE
+    replaced = frozenset(candidate.source.parts)
+    source.fetch_bytes = fetch_bytes(question, candidate.source, replaced, sizes)
+    source.transient_bytes = max(weights for _, weights, _ in candidate.demand.stages)
+    source.steady_bytes = next(
+        weights for stage, weights, _ in candidate.demand.stages if stage == plan_pb2.MEMORY_STAGE_DENOISE
+    )
+    return source
+
+
 def idle_budgets(question: Question, is_compiled: bool) -> plan_pb2.IdleBudgets:
     """Returns the longest silence of each phase: generous, since a slow step under pressure is no hang."""
-    parameters = max(
-        question.catalogue.weights[part.architecture].parameters
-        for part in question.variant.components.values()
-        if part.role == DENOISER
-    )
-    flops = 2 * parameters * (question.num_tokens + question.variant.limits.max_prompt_tokens)
-    worst = flops / _WORST_FLOPS.get(question.device.kind, _WORST_GPU_FLOPS)
+    worst = question.step_flops / _WORST_FLOPS.get(question.device.kind, _WORST_GPU_FLOPS)
     step_s = int(_LEAST_DENOISE_S + _PATIENCE * worst)
     return plan_pb2.IdleBudgets(
         download=duration_pb2.Duration(seconds=300),

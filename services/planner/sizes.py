@@ -6,8 +6,9 @@ Knows nothing of budgets. Invariant: a figure that nobody measured is reckoned f
 from __future__ import annotations
 
 from darkroom.knowledge import Component, sizes
-from darkroom.knowledge.family import Activations as UnitBytes
-from darkroom.knowledge.family import Role, Scheme
+from darkroom.knowledge import Weights as Counted
+from darkroom.knowledge.family import Activations as TokenBytes
+from darkroom.knowledge.family import Decoding, Scheme
 from darkroom.v1 import device_pb2, plan_pb2
 from services.planner.placement import Activations, Weights
 from services.planner.question import Question
@@ -15,70 +16,101 @@ from services.planner.question import Question
 DENOISER = plan_pb2.COMPONENT_ROLE_DENOISER
 TEXT_ENCODER = plan_pb2.COMPONENT_ROLE_TEXT_ENCODER
 VAE = plan_pb2.COMPONENT_ROLE_VAE
-CONNECTOR = plan_pb2.COMPONENT_ROLE_CONNECTOR
 
-# Where an architecture has no measured figure: above every one that was measured (158 kB a token, 2,437 bytes a pixel).
-UNMEASURED_TOKEN = UnitBytes(200_000.0)
-UNMEASURED_PIXEL = UnitBytes(4_000.0)
-# A tile is 512 pixels square; blending holds the decoded rows and the whole output in the compute type.
-TILE_PIXELS = 512 * 512
-OUTPUT_COPIES = 3
-
-
-def component_bytes(question: Question, component: Component, scheme: Scheme) -> int:
-    """Returns the device bytes of one component's weights."""
-    counted = question.catalogue.weights[component.architecture]
-    item = sizes.ITEM_BYTES[component.compute_type or question.compute_type]
-    rule = question.catalogue.schemes.get(scheme)
-    return sizes.scheme_bytes(counted, scheme, rule, item) if rule else sizes.dense_bytes(counted, item)
+# Where an architecture has no figure: above all that have one.
+UNMEASURED_TOKEN = TokenBytes(1_500_000.0)
+UNMEASURED_VAE = Decoding(11_000.0, 1_800.0, 8e8, 1.2e8, 24.0, 11.0)
+# A decode of FLUX's VAE at 1,024 pixels on an H200 (torch 2.11, cuDNN 9.19, eager) took 2.38 GiB where 1.50 are alive.
+KERNEL_FACTOR = 1.6
+# The output once more, on its way to the host.
+OUTPUT_CHANNELS = 3
 
 
-def weights_of(question: Question, schemes: dict[Role, Scheme], is_quantised_while_loading: bool) -> Weights:
-    """Returns the bytes of all components.
+class Bytes:
+    """Bytes of each component under each scheme, reckoned once for a question."""
 
-    Args:
-        question: names the variant.
-        schemes: a scheme for each role.
-        is_quantised_while_loading: the dense denoiser visits the device first.
-    """
-    parts: dict[Role, list[int]] = {DENOISER: [], TEXT_ENCODER: [], VAE: [], CONNECTOR: []}
-    dense_denoiser = 0
-    for component in question.variant.components.values():
-        parts[component.role].append(component_bytes(question, component, schemes[component.role]))
-        if component.role == DENOISER:
-            dense_denoiser = max(dense_denoiser, component_bytes(question, component, device_pb2.SCHEME_NONE))
-    largest = max(parts[DENOISER])
-    others = sum(parts[DENOISER]) - largest
-    return Weights(
-        denoisers=tuple(parts[DENOISER]),
-        text_encoders=tuple(parts[TEXT_ENCODER]),
-        vae=sum(parts[VAE]) + sum(parts[CONNECTOR]),
-        text_layer=max(parts[TEXT_ENCODER], default=0) // 12,
-        streamed_denoiser=largest // 10,
-        denoiser_layer=largest // 20,
-        loading=others + dense_denoiser if is_quantised_while_loading else 0,
-    )
+    def __init__(self, question: Question) -> None:
+        self._question = question
+        self._known: dict[tuple[str, Scheme], int] = {}
+        parts = list(question.variant.components.values())
+        self._denoisers = [part for part in parts if part.role == DENOISER]
+        self._texts = [part for part in parts if part.role == TEXT_ENCODER]
+        dense = [self.of(part, device_pb2.SCHEME_NONE) for part in parts if part.role not in (DENOISER, TEXT_ENCODER)]
+        self._companions = sum(dense)
+
+    def of(self, component: Component, scheme: Scheme) -> int:
+        """Returns the device bytes of one component's weights."""
+        key = (component.architecture, scheme)
+        if key not in self._known:
+            catalogue = self._question.catalogue
+            counted = catalogue.weights[component.architecture]
+            item = sizes.ITEM_BYTES[component.compute_type or self._question.compute_type]
+            rule = catalogue.schemes.get(scheme) if component.role in (DENOISER, TEXT_ENCODER) else None
+            dense = sizes.dense_bytes(counted, item)
+            self._known[key] = sizes.scheme_bytes(counted, scheme, rule, item) if rule else dense
+        return self._known[key]
+
+    def weights(self, scheme: Scheme, text_scheme: Scheme, visits_dense: bool) -> Weights:
+        """Returns the bytes of all components.
+
+        Args:
+            scheme: of the denoisers.
+            text_scheme: of the text encoders.
+            visits_dense: the dense denoisers visit the device, one after the other, to be quantised there.
+        """
+        denoisers = [self.of(part, scheme) for part in self._denoisers]
+        texts = [self.of(part, text_scheme) for part in self._texts]
+        dense = max(self.of(part, device_pb2.SCHEME_NONE) for part in self._denoisers)
+        item = self._question.item_bytes
+        counted = [self._question.catalogue.weights[part.architecture] for part in self._denoisers]
+        return Weights(
+            denoiser=sum(denoisers),
+            expert=max(denoisers),
+            text=sum(texts),
+            text_encoder=max(texts, default=0),
+            companions=self._companions,
+            text_layer=item * max((self._counted(part).largest_layer_parameters for part in self._texts), default=0),
+            denoiser_layer=item * max(part.largest_layer_parameters for part in counted),
+            streamed_denoiser=item
+            * max(part.parameters - part.block_parameters + 2 * part.largest_block_parameters for part in counted),
+            loading=sum(denoisers) - max(denoisers) + dense if visits_dense else 0,
+        )
+
+    def _counted(self, component: Component) -> Counted:
+        return self._question.catalogue.weights[component.architecture]
 
 
 def activations_of(question: Question, slices: bool) -> Activations:
     """Returns what each stage needs beside weights, at the workload's size."""
-    work, scale = question.workload, question.item_bytes / 2
+    catalogue, work, scale = question.catalogue, question.workload, question.item_bytes / 2
     prompt = question.variant.limits.max_prompt_tokens * work.batch_size
-    tokens = question.num_tokens + prompt
-    denoise = encode = decode = tiled = 0.0
-    pixels = work.width * work.height * work.num_frames * (1 if slices else work.batch_size)
+    pictures = 1 if slices else work.batch_size
+    encode = denoise = decode = tiled = 0.0
     for component in question.variant.components.values():
-        unmeasured = UNMEASURED_PIXEL if component.role == VAE else UNMEASURED_TOKEN
-        measured = question.catalogue.activations.get(component.architecture, unmeasured)
         if component.role == DENOISER:
-            denoise = max(denoise, measured.fixed_bytes + tokens * measured.bytes_each)
+            each = catalogue.activations.get(component.architecture, UNMEASURED_TOKEN).bytes_each
+            denoise = max(denoise, (question.num_tokens + prompt) * each * scale)
         elif component.role == TEXT_ENCODER:
-            encode = max(encode, measured.fixed_bytes + prompt * measured.bytes_each)
-        elif component.role == VAE:
-            decode = max(decode, measured.fixed_bytes + pixels * measured.bytes_each)
-            tile = min(pixels, TILE_PIXELS) * measured.bytes_each
-            tiled = max(tiled, measured.fixed_bytes + tile + pixels * 3 * 2 * OUTPUT_COPIES)
-    return Activations(*(int(part * scale) for part in (encode, denoise, decode, min(decode, tiled))))
+            each = catalogue.activations.get(component.architecture, UNMEASURED_TOKEN).bytes_each
+            encode = max(encode, prompt * each * scale)
+        elif component.role == VAE and component.architecture in catalogue.decoding:
+            item = sizes.ITEM_BYTES[component.compute_type or question.compute_type]
+            figures = catalogue.decoding[component.architecture]
+            whole, tiles = _decoding(figures, work, pictures, item)
+            decode, tiled = max(decode, whole), max(tiled, tiles)
+    if not decode:
+        decode, tiled = _decoding(UNMEASURED_VAE, work, pictures, question.item_bytes)
+    return Activations(int(encode), int(denoise), int(decode), int(min(decode, tiled)))
+
+
+def _decoding(figures: Decoding, work: plan_pb2.Workload, pictures: int, item: int) -> tuple[float, float]:
+    """Returns the bytes of decoding whole and in tiles."""
+    pixels, frames = work.width * work.height * pictures, work.num_frames
+    output = pixels * frames * OUTPUT_CHANNELS * item
+    whole = pixels * (figures.bytes_per_pixel + figures.bytes_per_pixel_frame * frames)
+    tile = figures.tile_bytes + figures.tile_bytes_per_frame * frames
+    kept = pixels * (figures.tiled_bytes_per_pixel + figures.tiled_bytes_per_pixel_frame * frames)
+    return whole * KERNEL_FACTOR * item / 2 + output, (max(tile, 0) * KERNEL_FACTOR + kept) * item / 2 + output
 
 
 def is_estimate(question: Question) -> bool:
