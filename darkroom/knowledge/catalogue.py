@@ -28,9 +28,10 @@ from darkroom.knowledge.family import (
     Variant,
     Weights,
 )
+from darkroom.knowledge.recipes import recipe_of
 from darkroom.knowledge.schema import Problems, read
 from darkroom.rpc.errors import InvalidCatalogueError, InvalidRequestError, UnknownModelError
-from darkroom.v1 import checkpoint_pb2, device_pb2, model_pb2
+from darkroom.v1 import checkpoint_pb2, device_pb2, model_pb2, plan_pb2
 
 SHIPPED = Path(__file__).parent
 # Top-level tables of a catalogue file.
@@ -78,6 +79,11 @@ class Catalogue:
         self.classes = shared.classes
         self.sharing = shared.sharing
         self.exclusions = shared.exclusions
+        self._recipes = {
+            (name, scheme): recipe_of(rule, architecture, scheme)
+            for name, architecture in shared.architectures.items()
+            for scheme, rule in shared.schemes.items()
+        }
         self._variants = {variant.name: variant for variant in sorted(variants, key=lambda item: item.name)}
         self._names = {
             name.casefold(): variant for variant in self._variants.values() for name in (variant.name, *variant.aliases)
@@ -98,6 +104,10 @@ class Catalogue:
             hint = f"close: {', '.join(close)}" if close else "`darkroom models` lists all"
             raise UnknownModelError(f"no model is called {name!r}; {hint}", model=name, close=",".join(close))
         return variant
+
+    def recipe(self, architecture: str, scheme: Scheme) -> plan_pb2.QuantisationRecipe | None:
+        """Returns how a scheme quantises an architecture; None for schemes that quantise nothing."""
+        return self._recipes.get((architecture, scheme))
 
     def message(self, name: str) -> model_pb2.Model:
         """Returns a model as clients see it. Raises UnknownModelError as `find` does."""

@@ -1,4 +1,4 @@
-"""Candidates: every pairing of placement, schemes and source that works at all, fastest first, with what it needs.
+"""Candidates: every pairing of arrangement, scheme and source that works at all, fastest first, with what it needs.
 
 Knows nothing of what is chosen. Invariant: the order does not depend on memory, so that more memory never gives a
 slower plan; a pair that breaks is never among them.
@@ -12,8 +12,19 @@ from dataclasses import dataclass
 from darkroom.knowledge.family import Scheme
 from darkroom.v1 import device_pb2, model_pb2, plan_pb2
 from services.planner.ladder import Ladder
-from services.planner.memory import RESIDENT_FILL, Demand, Supply, fits, limit_of, overhead_of
-from services.planner.placement import GROUP, MODEL, NONE, PLACEMENTS, SEQUENTIAL, Placement, demand_of
+from services.planner.memory import RESIDENT_FILL, Demand, Supply, demand, fits, limit_of, overhead_of
+from services.planner.placement import (
+    ARRANGEMENTS,
+    GROUP,
+    MODEL,
+    NONE,
+    SEQUENTIAL,
+    Activations,
+    Arrangement,
+    Placement,
+    Weights,
+    stages_of,
+)
 from services.planner.question import Question
 from services.planner.sizes import Bytes, activations_of
 from services.planner.sources import CONVERTED, DISK_MARGIN_BYTES, Source, denoiser_sources, fetch_bytes
@@ -32,10 +43,9 @@ class Candidate:
     scheme: Scheme
     text_scheme: Scheme
     source: Source
+    weights: Weights
     demand: Demand
     fill: float
-    # What a step copies to the device.
-    streamed_bytes: int
 
     @property
     def title(self) -> str:
@@ -46,46 +56,63 @@ class Candidate:
             extras.append(f"text encoders {SCHEME_NAMES[self.text_scheme]}")
         return ", ".join([SCHEME_NAMES[self.scheme], TIER_NAMES[self.placement.tier], *extras])
 
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes that a step copies to the device."""
+        return self.weights.expert if self.placement.tier == GROUP else 0
+
 
 def candidates(question: Question, ladder: Ladder, sizes: Bytes) -> Iterator[Candidate]:
     """Yields what could run, fastest first."""
     overhead = overhead_of(question.device)
     whole, sliced = activations_of(question, slices=False), activations_of(question, slices=True)
-    for placement in _placements(question):
+    is_eager = question.wishes.memory_mode == plan_pb2.MEMORY_MODE_FAST
+    sources = {scheme: denoiser_sources(question, scheme) for scheme in ladder.schemes}
+    for arrangement in _arrangements(question, ladder):
+        placement = arrangement.placement
         is_resident = placement.tier == NONE
         activations = whole if is_resident and not question.device.has_unified_memory else sliced
-        is_eager = question.wishes.memory_mode == plan_pb2.MEMORY_MODE_FAST
         fill = RESIDENT_FILL if is_resident and not is_eager else 1.0
-        for text_scheme in ladder.text_schemes:
-            for scheme in _ordered(question, placement, ladder.schemes):
-                for source in denoiser_sources(question, scheme):
-                    if not _is_allowed(question, placement, source):
-                        continue
+        text_scheme = _text_scheme(arrangement, ladder)
+        for scheme in _schemes(question, arrangement, ladder):
+            for source in sources[scheme]:
+                if _is_allowed(question, placement, source):
                     weights = sizes.weights(scheme, text_scheme, source.visits_dense)
-                    demand = demand_of(placement, weights, activations, overhead)
-                    streamed = weights.expert if placement.tier == GROUP else 0
-                    yield Candidate(placement, scheme, text_scheme, source, demand, fill, streamed)
+                    needs = _demand(placement, weights, activations, overhead)
+                    yield Candidate(placement, scheme, text_scheme, source, weights, needs, fill)
 
 
-def _placements(question: Question) -> tuple[Placement, ...]:
+def _demand(placement: Placement, weights: Weights, activations: Activations, overhead: int) -> Demand:
+    return demand(stages_of(placement, weights, activations), overhead, placement.host_bytes(weights))
+
+
+def _arrangements(question: Question, ladder: Ladder) -> Iterator[Arrangement]:
     is_video = question.variant.media == model_pb2.MEDIA_KIND_VIDEO
-    allowed = tuple(item for item in PLACEMENTS if item.tiles or not is_video)
-    if question.device.has_unified_memory or question.device.kind == device_pb2.DEVICE_KIND_CPU:
-        # Offload frees nothing where the device's memory is the host's.
-        return tuple(item for item in allowed if item.tier == NONE)
-    tier = {plan_pb2.MEMORY_MODE_BALANCED: GROUP, plan_pb2.MEMORY_MODE_LOW_VRAM: MODEL}.get(question.wishes.memory_mode)
-    return allowed if tier is None else tuple(item for item in allowed if item.tier == tier)
+    is_host = question.device.has_unified_memory or question.device.kind == device_pb2.DEVICE_KIND_CPU
+    mode = {plan_pb2.MEMORY_MODE_BALANCED: GROUP, plan_pb2.MEMORY_MODE_LOW_VRAM: MODEL}
+    # Offload frees nothing where the device's memory is the host's.
+    tier = NONE if is_host else mode.get(question.wishes.memory_mode)
+    for arrangement in ARRANGEMENTS:
+        placement = arrangement.placement
+        is_wanted = (tier is None or placement.tier == tier) and (placement.tiles or not is_video)
+        if is_wanted and (len(ladder.text_schemes) > 1 or not arrangement.casts_text_encoders):
+            yield arrangement
 
 
-def _ordered(question: Question, placement: Placement, schemes: tuple[Scheme, ...]) -> tuple[Scheme, ...]:
-    """Returns the schemes that work in this placement, in its own order."""
-    if placement.tier not in UNSTREAMABLE_TIERS:
-        return schemes
-    streamable = tuple(scheme for scheme in schemes if scheme not in CONVERTED)
-    if question.wishes.memory_mode == plan_pb2.MEMORY_MODE_BALANCED and DENSE in streamable:
-        return (DENSE,)  # bit-identical to resident
-    # The bus bounds streaming: half the bytes take half the time.
-    return tuple(sorted(streamable, key=lambda scheme: scheme != STORAGE))
+def _text_scheme(arrangement: Arrangement, ladder: Ladder) -> Scheme:
+    # An explicit wish is the only rung of its ladder.
+    return STORAGE if arrangement.casts_text_encoders else ladder.text_schemes[0]
+
+
+def _schemes(question: Question, arrangement: Arrangement, ladder: Ladder) -> Iterator[Scheme]:
+    """Yields the denoiser's schemes that work in this arrangement."""
+    is_balanced = question.wishes.memory_mode == plan_pb2.MEMORY_MODE_BALANCED
+    for scheme in ladder.schemes:
+        is_streamable = scheme not in CONVERTED or arrangement.placement.tier not in UNSTREAMABLE_TIERS
+        # Balanced stays bit-identical to resident where it can.
+        is_exact = not is_balanced or scheme != STORAGE or DENSE not in ladder.schemes
+        if is_streamable and is_exact and (scheme == STORAGE) == arrangement.casts_denoiser:
+            yield scheme
 
 
 def _is_allowed(question: Question, placement: Placement, source: Source) -> bool:
@@ -97,8 +124,10 @@ def _is_allowed(question: Question, placement: Placement, source: Source) -> boo
 def disk_shortfall(question: Question, candidate: Candidate, sizes: Bytes) -> plan_pb2.Reason | None:
     """Returns why the disk can't take what is to be fetched; None where it can, or where nobody looked."""
     seen = question.request.inspection
-    missing = fetch_bytes(question, candidate.source, frozenset(candidate.source.parts), sizes)
-    if not missing or not seen.disk_free_bytes or seen.disk_free_bytes >= missing + DISK_MARGIN_BYTES:
+    if not seen.disk_free_bytes:
+        return None
+    missing = fetch_bytes(question, candidate.source, sizes)
+    if not missing or seen.disk_free_bytes >= missing + DISK_MARGIN_BYTES:
         return None
     sentence = (
         f"{candidate.title}: {size(missing)} are still to be fetched, and {size(DISK_MARGIN_BYTES)} stay free; "
@@ -107,18 +136,21 @@ def disk_shortfall(question: Question, candidate: Candidate, sizes: Bytes) -> pl
     return reason("DISK_FULL", sentence)
 
 
-def shortfall(candidate: Candidate, supply: Supply) -> plan_pb2.Reason | None:
-    """Returns why a candidate does not fit, with the figures; None where it fits."""
-    if fits(supply, candidate.demand, candidate.fill):
-        return None
-    demand, limit = candidate.demand, limit_of(supply, candidate.fill)
-    if demand.required <= limit:
-        sentence = f"{candidate.title}: keeps {size(demand.host)} in host memory; {size(supply.host_free)} is free."
+def shortfall(candidate: Candidate, supply: Supply) -> plan_pb2.Reason:
+    """Returns why a candidate does not fit, with the figures."""
+    needs, limit = candidate.demand, limit_of(supply, candidate.fill)
+    if needs.required <= limit:
+        sentence = f"{candidate.title}: keeps {size(needs.host)} in host memory; {size(supply.host_free)} is free."
         return reason("HOST_MEMORY_EXCEEDED", sentence)
-    stage, weights, activations = demand.peak
+    stage, weights, activations = needs.peak
     return reason(
         "MEMORY_EXCEEDED",
-        f"{candidate.title}: to {STAGE_NAMES[stage]} needs {size(demand.required)} ({size(weights)} weights, "
-        f"{size(activations)} activations, {size(demand.overhead)} overhead), may fill {size(limit)} of "
+        f"{candidate.title}: to {STAGE_NAMES[stage]} needs {size(needs.required)} ({size(weights)} weights, "
+        f"{size(activations)} activations, {size(needs.overhead)} overhead), may fill {size(limit)} of "
         f"{size(supply.total)} ({size(supply.foreign)} held by others, {size(supply.reserve)} reserved).",
     )
+
+
+def is_fitting(candidate: Candidate, supply: Supply) -> bool:
+    """Tells whether a candidate fits what there is."""
+    return fits(supply, candidate.demand, candidate.fill)

@@ -6,21 +6,23 @@ needs strictly less than the one before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, TypeAlias
 
 from darkroom.v1 import plan_pb2
-from services.planner.candidates import Candidate
-from services.planner.memory import Supply, fits
+from services.planner.candidates import Candidate, is_fitting
+from services.planner.memory import Supply
 from services.planner.sources import CONVERTED
 
 if TYPE_CHECKING:
     Trigger: TypeAlias = plan_pb2.FallbackTrigger.ValueType
 # After this many smaller plans have run out of memory, the figures are wrong and nothing is gained by another.
-MOST_SMALLER = 3
+MOST_SMALLER = 2
+# A fallback that frees less than a tenth is no answer to running out of memory.
+WORTHWHILE = 0.9
 
 
-def fallbacks_of(chosen: Candidate, rest: Sequence[Candidate], supply: Supply) -> list[tuple[Trigger, Candidate]]:
+def fallbacks_of(chosen: Candidate, rest: Iterable[Candidate], supply: Supply) -> list[tuple[Trigger, Candidate]]:
     """Returns what follows each failure of `chosen`, in order.
 
     Args:
@@ -29,25 +31,20 @@ def fallbacks_of(chosen: Candidate, rest: Sequence[Candidate], supply: Supply) -
         supply: what they must fit.
     """
     found: list[tuple[Trigger, Candidate]] = []
-    fitting = [candidate for candidate in rest if fits(supply, candidate.demand, candidate.fill)]
-    if chosen.source.is_prequantised:
-        other = next((item for item in fitting if not item.source.is_prequantised), None)
-        _add(found, plan_pb2.FALLBACK_TRIGGER_SOURCE_FAILED, other)
-    if chosen.scheme in CONVERTED:
-        other = next((item for item in fitting if item.scheme not in CONVERTED), None)
-        _add(found, plan_pb2.FALLBACK_TRIGGER_KERNEL_FAILED, other)
-    least = chosen.demand.required
-    for candidate in fitting:
-        if candidate.demand.required < least and _count(found) < MOST_SMALLER:
-            _add(found, plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY, candidate)
-            least = candidate.demand.required
+    wants_source, wants_kernel = chosen.source.is_prequantised, chosen.scheme in CONVERTED
+    least, num_smaller = chosen.demand.required, 0
+    for candidate in rest:
+        if not (wants_source or wants_kernel or num_smaller < MOST_SMALLER):
+            break
+        if not is_fitting(candidate, supply):
+            continue
+        if wants_source and not candidate.source.is_prequantised:
+            found.append((plan_pb2.FALLBACK_TRIGGER_SOURCE_FAILED, candidate))
+            wants_source = False
+        if wants_kernel and candidate.scheme not in CONVERTED:
+            found.append((plan_pb2.FALLBACK_TRIGGER_KERNEL_FAILED, candidate))
+            wants_kernel = False
+        if candidate.demand.required < least * WORTHWHILE and num_smaller < MOST_SMALLER:
+            found.append((plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY, candidate))
+            least, num_smaller = candidate.demand.required, num_smaller + 1
     return found
-
-
-def _add(found: list[tuple[Trigger, Candidate]], trigger: Trigger, candidate: Candidate | None) -> None:
-    if candidate is not None:
-        found.append((trigger, candidate))
-
-
-def _count(found: list[tuple[Trigger, Candidate]]) -> int:
-    return sum(trigger == plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY for trigger, _ in found)

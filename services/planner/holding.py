@@ -6,10 +6,8 @@ with the figures, never found out by running out of memory.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from darkroom.v1 import plan_pb2, planner_service_pb2
-from services.planner.memory import Demand, Supply, budget_message, fits, limit_of
+from services.planner.memory import Demand, Supply, budget_message, demand, fits, limit_of
 from services.planner.placement import NONE
 from services.planner.question import Question
 from services.planner.sizes import activations_of
@@ -22,11 +20,11 @@ def hold(question: Question, supply: Supply) -> planner_service_pb2.PlanResponse
     tried: list[Demand] = []
     for tiles in (False, True) if not loaded.vae_tiling else (True,):
         for slices in (False, True) if not loaded.vae_slicing else (True,):
-            demand = _demand(question, loaded, tiles, slices)
-            if fits(supply, replace(demand, host=0), 1.0):
-                return planner_service_pb2.PlanResponse(plan=_changed(question, supply, demand, tiles, slices))
-            tried.append(demand)
-    least = min(tried, key=lambda demand: demand.required)
+            needs = _demand(question, loaded, tiles, slices)
+            if fits(supply, needs._replace(host=0), 1.0):
+                return planner_service_pb2.PlanResponse(plan=_changed(question, supply, needs, tiles, slices))
+            tried.append(needs)
+    least = min(tried, key=lambda needs: needs.required)
     stage, weights, activations = least.peak
     sentence = (
         f"{loaded.model} as loaded needs {size(least.required)} to {STAGE_NAMES[stage]} at this size "
@@ -53,17 +51,17 @@ def _demand(question: Question, loaded: plan_pb2.Plan, tiles: bool, slices: bool
         for stage in loaded.memory.stages
         if stage.stage in activations
     )
-    return Demand(stages, loaded.memory.overhead_bytes, loaded.memory.host_bytes)
+    return demand(stages, loaded.memory.overhead_bytes, loaded.memory.host_bytes)
 
 
-def _changed(question: Question, supply: Supply, demand: Demand, tiles: bool, slices: bool) -> plan_pb2.Plan:
+def _changed(question: Question, supply: Supply, needs: Demand, tiles: bool, slices: bool) -> plan_pb2.Plan:
     plan = plan_pb2.Plan()
     plan.CopyFrom(question.request.loaded)
     plan.workload.CopyFrom(question.workload)
     plan.vae_tiling = tiles
     plan.vae_slicing = slices or plan.offload != NONE
-    plan.memory.CopyFrom(budget_message(supply, demand, 1.0))
+    plan.memory.CopyFrom(budget_message(supply, needs, 1.0))
     plan.ClearField("fallbacks")
-    sentence = f"The loaded plan holds this size: needs {size(demand.required)}."
+    sentence = f"The loaded plan holds this size: needs {size(needs.required)}."
     plan.reasons.insert(0, reason("HELD", sentence + (" Decodes in tiles." if tiles else "")))
     return plan

@@ -7,6 +7,7 @@ overhead; every term is in the plan, in bytes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from darkroom.v1 import device_pb2, plan_pb2
 
@@ -38,23 +39,26 @@ class Supply:
         return self.total > 0
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(NamedTuple):
     """What a placement needs. All in bytes."""
 
     # (stage, weights, activations)
     stages: tuple[StageDemand, ...]
     overhead: int
     # Weights kept in host memory.
-    host: int = 0
+    host: int
+    # Of the largest stage, with the overhead.
+    required: int
 
     @property
     def peak(self) -> StageDemand:
         return max(self.stages, key=lambda stage: stage[1] + stage[2])
 
-    @property
-    def required(self) -> int:
-        return max(weights + activations for _, weights, activations in self.stages) + self.overhead
+
+def demand(stages: tuple[StageDemand, ...], overhead: int, host: int = 0) -> Demand:
+    """Returns what stages need."""
+    required = max([weights + activations for _, weights, activations in stages]) + overhead
+    return Demand(stages, overhead, host, required)
 
 
 def supply_of(device: device_pb2.Device) -> Supply:
@@ -77,12 +81,12 @@ def overhead_of(device: device_pb2.Device) -> int:
     return CPU_OVERHEAD_BYTES if device.kind == device_pb2.DEVICE_KIND_CPU else OVERHEAD_BYTES
 
 
-def fits(supply: Supply, demand: Demand, fill: float) -> bool:
+def fits(supply: Supply, needs: Demand, fill: float) -> bool:
     """Tells whether a demand may be placed; where the device does not tell its memory, everything may."""
     if not supply.is_known:
         return True
-    has_host = not supply.host_free or demand.host <= supply.host_free
-    return has_host and demand.required <= limit_of(supply, fill)
+    has_host = not supply.host_free or needs.host <= supply.host_free
+    return has_host and needs.required <= limit_of(supply, fill)
 
 
 def limit_of(supply: Supply, fill: float) -> int:
@@ -90,9 +94,9 @@ def limit_of(supply: Supply, fill: float) -> int:
     return int(supply.budget * fill)
 
 
-def budget_message(supply: Supply, demand: Demand, fill: float) -> plan_pb2.MemoryBudget:
+def budget_message(supply: Supply, needs: Demand, fill: float) -> plan_pb2.MemoryBudget:
     """Returns the arithmetic as the plan tells it."""
-    _, weights, activations = demand.peak
+    _, weights, activations = needs.peak
     return plan_pb2.MemoryBudget(
         total_bytes=supply.total,
         foreign_bytes=supply.foreign,
@@ -102,12 +106,12 @@ def budget_message(supply: Supply, demand: Demand, fill: float) -> plan_pb2.Memo
         limit_bytes=limit_of(supply, fill),
         weight_bytes=weights,
         activation_bytes=activations,
-        overhead_bytes=demand.overhead,
-        required_bytes=demand.required,
+        overhead_bytes=needs.overhead,
+        required_bytes=needs.required,
         stages=[
             plan_pb2.StageMemory(stage=stage, weight_bytes=held, activation_bytes=used)
-            for stage, held, used in demand.stages
+            for stage, held, used in needs.stages
         ],
-        host_bytes=demand.host,
+        host_bytes=needs.host,
         host_free_bytes=supply.host_free,
     )

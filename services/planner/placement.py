@@ -1,6 +1,6 @@
 """Placements: where weights rest at each stage, and what that needs on the device.
 
-Knows nothing of schemes: it gets bytes. Invariant: `PLACEMENTS` is ordered by speed, fastest first.
+Knows nothing of schemes: it gets bytes. Invariant: `ARRANGEMENTS` is ordered by speed, fastest first.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from darkroom.v1 import plan_pb2
-from services.planner.memory import Demand
+from services.planner.memory import StageDemand
 
 NONE = plan_pb2.OFFLOAD_TIER_NONE
 ENCODERS = plan_pb2.OFFLOAD_TIER_ENCODERS
@@ -24,6 +24,16 @@ class Placement:
     tier: plan_pb2.OffloadTier.ValueType
     streams_text_encoders: bool = False
     tiles: bool = False
+
+    def host_bytes(self, weights: Weights) -> int:
+        """Returns what rests in host memory."""
+        if self.tier == NONE:
+            return 0
+        if self.tier == ENCODERS:
+            return weights.text
+        if self.tier == GROUP:
+            return weights.denoiser + (weights.text if self.streams_text_encoders else 0)
+        return weights.total
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,48 +71,83 @@ class Activations:
     tiled_decode: int
 
 
-def _with_tiles(*placements: Placement) -> tuple[Placement, ...]:
-    return tuple(item for whole in placements for item in (whole, replace(whole, tiles=True)))
+@dataclass(frozen=True)
+class Arrangement:
+    """A placement, and what is cast to float8 storage for it."""
+
+    placement: Placement
+    casts_text_encoders: bool = False
+    casts_denoiser: bool = False
 
 
-# Tiling costs a decode little; streaming costs every step.
-PLACEMENTS = _with_tiles(
-    Placement(NONE),
-    Placement(ENCODERS),
-    Placement(ENCODERS, streams_text_encoders=True),
-    Placement(GROUP),
-    Placement(GROUP, streams_text_encoders=True),
-    Placement(MODEL),
-    Placement(SEQUENTIAL, streams_text_encoders=True),
+def _with_tiles(*arrangements: Arrangement) -> tuple[Arrangement, ...]:
+    # Tiling costs a decode little; what follows costs more.
+    return tuple(
+        each for item in arrangements for each in (item, replace(item, placement=replace(item.placement, tiles=True)))
+    )
+
+
+def _resident(casts_denoiser: bool) -> tuple[Arrangement, ...]:
+    """Everything that keeps the denoiser on the device: text encoders stay, leave whole, are cast, are streamed."""
+    streamed = Placement(ENCODERS, streams_text_encoders=True)
+    return _with_tiles(
+        Arrangement(Placement(NONE), casts_denoiser=casts_denoiser),
+        Arrangement(Placement(ENCODERS), casts_denoiser=casts_denoiser),
+        Arrangement(Placement(NONE), True, casts_denoiser),
+        Arrangement(Placement(ENCODERS), True, casts_denoiser),
+        Arrangement(streamed, casts_denoiser=casts_denoiser),
+    )
+
+
+def _streamed(casts_denoiser: bool) -> tuple[Arrangement, ...]:
+    """Everything that streams the denoiser, for which the bus is the bound: half the bytes take half the time."""
+    return _with_tiles(
+        Arrangement(Placement(GROUP), False, casts_denoiser),
+        Arrangement(Placement(GROUP), True, casts_denoiser),
+        Arrangement(Placement(GROUP, streams_text_encoders=True), False, casts_denoiser),
+    )
+
+
+# Fastest first: a step as it is, a step with weights cast at every layer, a step with weights streamed, a step after
+# whole components have moved, and layer by layer.
+ARRANGEMENTS = (
+    *_resident(casts_denoiser=False),
+    *_resident(casts_denoiser=True),
+    *_streamed(casts_denoiser=True),
+    *_streamed(casts_denoiser=False),
+    *_with_tiles(
+        Arrangement(Placement(MODEL)),
+        Arrangement(Placement(MODEL), casts_text_encoders=True),
+        Arrangement(Placement(MODEL), True, casts_denoiser=True),
+    ),
+    Arrangement(Placement(SEQUENTIAL, streams_text_encoders=True, tiles=True)),
 )
 
 
-def demand_of(placement: Placement, weights: Weights, activations: Activations, overhead: int) -> Demand:
-    """Returns what `placement` needs on the device, stage by stage, and on the host."""
-    encode, denoise, decode, host = _held(placement, weights)
+def stages_of(placement: Placement, weights: Weights, activations: Activations) -> tuple[StageDemand, ...]:
+    """Returns what `placement` needs on the device, stage by stage."""
+    encode, denoise, decode = held(placement, weights)
     decoding = activations.tiled_decode if placement.tiles else activations.decode
-    stages = (
+    return (
         (plan_pb2.MEMORY_STAGE_LOAD, weights.loading, 0),
         (plan_pb2.MEMORY_STAGE_ENCODE, encode, activations.encode),
         (plan_pb2.MEMORY_STAGE_DENOISE, denoise, activations.denoise),
         (plan_pb2.MEMORY_STAGE_DECODE, decode, decoding),
     )
-    return Demand(stages, overhead, host)
 
 
-def _held(placement: Placement, weights: Weights) -> tuple[int, int, int, int]:
-    """Returns the weights on the device while encoding, denoising and decoding, and those on the host."""
+def held(placement: Placement, weights: Weights) -> tuple[int, int, int]:
+    """Returns the weights on the device while encoding, denoising and decoding."""
     streams, tier = placement.streams_text_encoders, placement.tier
     visiting = weights.text_layer if streams else weights.text
     if tier == NONE:
-        return weights.total, weights.total, weights.total, 0
+        return weights.total, weights.total, weights.total
     if tier == ENCODERS:
         stays = weights.denoiser + weights.companions
-        return stays + visiting, stays, stays, weights.text
+        return stays + visiting, stays, stays
     if tier == GROUP:
         stays = weights.companions + (0 if streams else weights.text)
-        host = weights.denoiser + (weights.text if streams else 0)
-        return weights.companions + visiting, stays + weights.streamed_denoiser, stays, host
+        return weights.companions + visiting, stays + weights.streamed_denoiser, stays
     if tier == MODEL:
-        return weights.text_encoder, weights.expert + weights.companions, weights.companions, weights.total
-    return weights.text_layer, weights.denoiser_layer + weights.companions, weights.companions, weights.total
+        return weights.text_encoder, weights.expert + weights.companions, weights.companions
+    return weights.text_layer, weights.denoiser_layer + weights.companions, weights.companions

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from darkroom.knowledge import Catalogue
 from darkroom.v1 import plan_pb2, planner_service_pb2
-from services.planner.candidates import Candidate, candidates, disk_shortfall, shortfall
+from services.planner.candidates import Candidate, candidates, disk_shortfall, is_fitting, shortfall
 from services.planner.description import describe
 from services.planner.fallbacks import fallbacks_of
 from services.planner.holding import hold
@@ -20,7 +20,8 @@ from services.planner.question import Question, ask
 from services.planner.sizes import Bytes
 from services.planner.words import reason, size
 
-Rejected = list[tuple[Candidate, plan_pb2.Reason]]
+# Candidates that do not fit; with a reason where that is not memory.
+Rejected = list[tuple[Candidate, plan_pb2.Reason | None]]
 # Reasons against faster candidates that a plan tells; a NoFit tells all.
 MOST_REJECTIONS = 6
 
@@ -36,17 +37,17 @@ def plan(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> plan
     question, supply = ask(request, catalogue), supply_of(request.device)
     if request.HasField("loaded"):
         return hold(question, supply)
-    ladder, sizes, rejected = build_ladder(question), Bytes(question), Rejected()
-    found = list(candidates(question, ladder, sizes))
-    for place, candidate in enumerate(found):
-        obstacle = shortfall(candidate, supply) or disk_shortfall(question, candidate, sizes)
-        if obstacle is None:
+    ladder, sizes = build_ladder(question), Bytes(question)
+    found, rejected = candidates(question, ladder, sizes), Rejected()
+    for candidate in found:
+        lack = disk_shortfall(question, candidate, sizes) if is_fitting(candidate, supply) else None
+        if lack is None and is_fitting(candidate, supply):
             answer = describe(question, supply, sizes, candidate)
             _explain(answer, question, ladder, supply, rejected)
-            for trigger, other in fallbacks_of(candidate, found[place + 1 :], supply):
+            for trigger, other in fallbacks_of(candidate, found, supply):
                 answer.fallbacks.add(trigger=trigger, plan=describe(question, supply, sizes, other))
             return planner_service_pb2.PlanResponse(plan=answer)
-        rejected.append((candidate, obstacle))
+        rejected.append((candidate, lack))
     return planner_service_pb2.PlanResponse(no_fit=_no_fit(ladder, supply, rejected))
 
 
@@ -55,14 +56,14 @@ def _explain(answer: plan_pb2.Plan, question: Question, ladder: Ladder, supply: 
     best = next((candidate for candidate, _ in rejected if candidate.placement.tier == NONE), None)
     alone = Supply(supply.total, 0, supply.reserve, supply.host_free)
     is_explicit = question.wishes.memory_mode in (plan_pb2.MEMORY_MODE_BALANCED, plan_pb2.MEMORY_MODE_LOW_VRAM)
-    if best is not None and supply.foreign and not is_explicit and shortfall(best, alone) is None:
+    if best is not None and supply.foreign and not is_explicit and is_fitting(best, alone):
         answer.wants_settled_reading = True
         sentence = (
             f"{best.title} would fit but for {size(supply.foreign)} held by others; a fresh reading may change it."
         )
         answer.reasons.append(reason("FOREIGN_MEMORY_DECIDES", sentence))
     answer.reasons.extend(why for _, why in ladder.declined)
-    answer.reasons.extend(why for _, why in rejected[:MOST_REJECTIONS])
+    answer.reasons.extend(lack or shortfall(candidate, supply) for candidate, lack in rejected[:MOST_REJECTIONS])
 
 
 def _no_fit(ladder: Ladder, supply: Supply, rejected: Rejected) -> plan_pb2.NoFit:
@@ -70,10 +71,10 @@ def _no_fit(ladder: Ladder, supply: Supply, rejected: Rejected) -> plan_pb2.NoFi
         plan_pb2.RejectedCandidate(
             scheme=candidate.scheme,
             offload=candidate.placement.tier,
-            reason=why,
+            reason=lack or shortfall(candidate, supply),
             memory=budget_message(supply, candidate.demand, candidate.fill),
         )
-        for candidate, why in rejected
+        for candidate, lack in rejected
     ]
     declined = [plan_pb2.RejectedCandidate(scheme=scheme, reason=why) for scheme, why in ladder.declined]
     return plan_pb2.NoFit(candidates=[*tried, *declined])

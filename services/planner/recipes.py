@@ -8,7 +8,6 @@ from __future__ import annotations
 from google.protobuf import duration_pb2
 
 from darkroom.knowledge import Component
-from darkroom.knowledge.recipes import recipe_of
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2
 from services.planner.candidates import Candidate
 from services.planner.question import Question
@@ -38,14 +37,13 @@ def _component_plan(
     counted = question.catalogue.weights[component.architecture].schemes.get(wanted)
     scheme = wanted if counted is not None and counted.num_tensors else device_pb2.SCHEME_NONE
     architecture = question.catalogue.architectures[component.architecture]
-    rule = question.catalogue.schemes.get(scheme)
     return plan_pb2.ComponentPlan(
         name=name,
         role=component.role,
         scheme=scheme,
         compute_type=component.compute_type or question.compute_type,
         weight_bytes=sizes.of(component, scheme),
-        recipe=recipe_of(rule, architecture, scheme) if rule else None,
+        recipe=question.catalogue.recipe(component.architecture, scheme),
         source=_component_source(question, candidate, name, component, scheme),
         class_name=architecture.class_name.partition(":")[2],
     )
@@ -71,8 +69,7 @@ def base_source(question: Question, candidate: Candidate, sizes: Bytes) -> check
         source.CopyFrom(question.wishes.source)
     if candidate.source.kind == QUANTISE and source.kind == checkpoint_pb2.CHECKPOINT_KIND_DENSE:
         source.kind = QUANTISE
-    replaced = frozenset(candidate.source.parts)
-    source.fetch_bytes = fetch_bytes(question, candidate.source, replaced, sizes)
+    source.fetch_bytes = fetch_bytes(question, candidate.source, sizes)
     source.transient_bytes = max(weights for _, weights, _ in candidate.demand.stages)
     source.steady_bytes = next(
         weights for stage, weights, _ in candidate.demand.stages if stage == plan_pb2.MEMORY_STAGE_DENOISE

@@ -32,6 +32,7 @@ class Bytes:
     def __init__(self, question: Question) -> None:
         self._question = question
         self._known: dict[tuple[str, Scheme], int] = {}
+        self._weights: dict[tuple[Scheme, Scheme, bool], Weights] = {}
         parts = list(question.variant.components.values())
         self._denoisers = [part for part in parts if part.role == DENOISER]
         self._texts = [part for part in parts if part.role == TEXT_ENCODER]
@@ -58,11 +59,17 @@ class Bytes:
             text_scheme: of the text encoders.
             visits_dense: the dense denoisers visit the device, one after the other, to be quantised there.
         """
+        key = (scheme, text_scheme, visits_dense)
+        if key not in self._weights:
+            self._weights[key] = self._reckon(scheme, text_scheme, visits_dense)
+        return self._weights[key]
+
+    def _reckon(self, scheme: Scheme, text_scheme: Scheme, visits_dense: bool) -> Weights:
         denoisers = [self.of(part, scheme) for part in self._denoisers]
         texts = [self.of(part, text_scheme) for part in self._texts]
         dense = max(self.of(part, device_pb2.SCHEME_NONE) for part in self._denoisers)
         item = self._question.item_bytes
-        counted = [self._question.catalogue.weights[part.architecture] for part in self._denoisers]
+        counted = [self._counted(part) for part in self._denoisers]
         return Weights(
             denoiser=sum(denoisers),
             expert=max(denoisers),

@@ -105,7 +105,7 @@ def is_same_base(question: Question, base: str, component: str) -> bool:
     return any(group.component == component and {base, own} <= set(group.bases) for group in shared)
 
 
-def fetch_bytes(question: Question, source: Source, replaced: frozenset[str], sizes: Bytes) -> int:
+def fetch_bytes(question: Question, source: Source, sizes: Bytes) -> int:
     """Returns the bytes still to be fetched: what the machine lacks of the pipeline, and what replaces parts of it.
 
     Where nobody looked at the machine, everything counts as missing.
@@ -115,6 +115,6 @@ def fetch_bytes(question: Question, source: Source, replaced: frozenset[str], si
     if variant.source.HasField("bundled") or seen.is_present:
         return artifacts
     dense = sum(
-        sizes.of(part, device_pb2.SCHEME_NONE) for name, part in variant.components.items() if name not in replaced
+        sizes.of(part, device_pb2.SCHEME_NONE) for name, part in variant.components.items() if name not in source.parts
     )
     return artifacts + max(0, int(dense * variant.download_factor) - seen.present_bytes)
