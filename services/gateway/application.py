@@ -71,13 +71,16 @@ async def open_gateway(
     """
     settings.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
     async with contextlib.AsyncExitStack() as stack:
-        url = settings.redis_url or await stack.enter_async_context(embedded_redis(settings.data_dir, redis_program))
+        url = settings.redis_url.get_secret_value()
+        is_embedded = not url
+        if is_embedded:
+            url = await stack.enter_async_context(embedded_redis(settings.data_dir, redis_program))
         client = connect(url)
         stack.push_async_callback(client.aclose)
         parts = await _build(settings, catalogue, client)
         stack.push_async_callback(parts.means.planner.close)
         stack.push_async_callback(parts.generation.close)
-        if not settings.redis_url:
+        if is_embedded:
             # The lock on the data directory says that no other gateway is alive.
             await parts.means.jobs.abandon_all_leases()
         for work, name in (

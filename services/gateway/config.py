@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from darkroom.rpc.settings import Settings
 
@@ -27,8 +27,9 @@ class GatewaySettings(Settings):
         description="Workers, comma separated: host:port, or dns:///name:port, which is looked up again every 10 s.",
     )
     gateway_planner: str = Field("127.0.0.1:50052", description="Address of the planner.")
-    redis_url: str = Field(
-        "", description="An existing Redis, redis://host:port/0. Empty: an embedded server in the data directory."
+    redis_url: SecretStr = Field(
+        SecretStr(""),
+        description="An existing Redis, redis://host:port/0. Empty: an embedded server in the data directory.",
     )
     redis_trusted: bool = Field(
         False,

@@ -16,7 +16,6 @@ from darkroom.rpc.errors import (
     DarkroomError,
     InvalidRequestError,
     NotLoadedError,
-    OutOfMemoryError,
     StoreUnavailableError,
     WorkerLostError,
     error_from_message,
@@ -27,7 +26,7 @@ from services.gateway.admission import kind_of
 from services.gateway.outputs import Draft
 from services.gateway.running.journal import Entry, Journal
 from services.gateway.running.lease import Lease
-from services.gateway.running.loading import Need, ensure_loaded, load_fallback, next_fallback
+from services.gateway.running.loading import Need, ensure_loaded, fallback_after, load_fallback
 from services.gateway.running.progress import ProgressTruth
 from services.gateway.running.resources import Resources
 from services.gateway.store.record import Claim
@@ -119,7 +118,7 @@ class Attempt:
                     log.info("model_loaded", measured_bytes=took, planned_bytes=planned)
 
     async def _output_by_any_plan(self, draft: Draft) -> generation_pb2.Output:
-        """Runs; loads again where the worker has another model; takes the plan's fallback when memory runs out."""
+        """Runs; loads again where the worker has another model; takes the fallback that a failure triggers."""
         reloads = 0
         while True:
             try:
@@ -130,14 +129,14 @@ class Attempt:
                     raise WorkerLostError(f"worker {self._seat.address} lost the model: {error.message}") from error
                 self._seat.forget_loaded()
                 await self._prepare()
-            except OutOfMemoryError as error:
-                await self._take_fallback(error)
+            except DarkroomError as error:
+                plan = fallback_after(self._seat.loaded_plan, error)
+                if plan is None:
+                    raise
+                await self._take_fallback(plan, error)
 
-    async def _take_fallback(self, error: OutOfMemoryError) -> None:
-        """Loads what the plan says to do when memory runs out, and names a new run. Raises `error` without one."""
-        plan = next_fallback(self._seat.loaded_plan, plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY)
-        if plan is None:
-            raise error
+    async def _take_fallback(self, plan: plan_pb2.Plan, error: DarkroomError) -> None:
+        """Loads what the plan says to do after `error`, and names a new run of the same attempt."""
         log.warning("run_falls_back", reason=error.reason)
         await self._forget_older_run()
         await self._follow_load(load_fallback(self._seat, plan, self._need().kind, self._claim.token))

@@ -107,9 +107,11 @@ class Dispatch:
         runner = Runner(self._means, seat, claim)
         self._runners[claim.run_id] = runner
         self._idle.clear()
+        seat.num_runs += 1
         try:
             await runner.run()
         finally:
+            seat.num_runs -= 1
             self._runners.pop(claim.run_id, None)
             if not self._runners:
                 self._idle.set()

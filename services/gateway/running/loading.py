@@ -10,14 +10,14 @@ import contextlib
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
-from darkroom.rpc.errors import NothingFitsError, SourceRefusedError, WorkerLostError
+from darkroom.rpc.errors import DarkroomError, NothingFitsError, SourceRefusedError, WorkerLostError
 from darkroom.rpc.logs import log
 from darkroom.v1 import device_pb2, plan_pb2, planner_service_pb2, worker_pb2, worker_service_pb2
 from services.gateway.workers.client import PlannerClient
 from services.gateway.workers.seat import Seat
 
 # Parts of a plan that explain it and change with the moment's memory; two plans that differ only here run the same.
-EXPLAINING = ("memory", "reasons", "fallbacks", "workload", "idle")
+EXPLAINING = ("memory", "reasons", "fallbacks", "workload", "idle", "wants_settled_reading")
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,16 @@ async def load_fallback(
         yield event
 
 
-def next_fallback(plan: plan_pb2.Plan | None, trigger: int) -> plan_pb2.Plan | None:
-    """Returns what `plan` says to do after `trigger`, None where it says nothing."""
-    if plan is None:
+def fallback_after(plan: plan_pb2.Plan | None, error: DarkroomError) -> plan_pb2.Plan | None:
+    """Returns what `plan` says to do after a run failed with `error`, None where it says nothing.
+
+    The worker's error names the fallback that it triggers: metadata "triggered_fallback", as OUT_OF_MEMORY.
+    """
+    name = f"FALLBACK_TRIGGER_{error.facts.get('triggered_fallback', '')}"
+    triggers = dict(plan_pb2.FallbackTrigger.items())
+    if plan is None or name not in triggers:
         return None
-    return next((item.plan for item in plan.fallbacks if item.trigger == trigger), None)
+    return next((item.plan for item in plan.fallbacks if item.trigger == triggers[name]), None)
 
 
 async def _load(

@@ -32,6 +32,8 @@ class Seat:
         self.problem = "not asked yet"
         # The kind of the last job that ran here: affinity.
         self.kind = ""
+        # Jobs that this gateway drives here now.
+        self.num_runs = 0
         self._covered: dict[str, int] = {}
         self._loaded_mark = b""
         self._failures = 0
@@ -85,7 +87,7 @@ class Seat:
             self._nudge.clear()
             with contextlib.suppress(TimeoutError):
                 # Not wait_for: under Python 3.11 it can swallow a cancellation that comes together with its result.
-                async with asyncio.timeout(LOOK_S if self.is_free else QUICK_LOOK_S):
+                async with asyncio.timeout(LOOK_S if self.is_free or self.num_runs else QUICK_LOOK_S):
                     await self._nudge.wait()
 
     async def until_free(self) -> None:
