@@ -27,11 +27,12 @@ from services.planner.placement import (
 )
 from services.planner.question import Question
 from services.planner.sizes import Bytes, activations_of
-from services.planner.sources import CONVERTED, DISK_MARGIN_BYTES, Source, denoiser_sources, fetch_bytes
+from services.planner.sources import DISK_MARGIN_BYTES, Source, denoiser_sources, fetch_bytes
 from services.planner.words import SCHEME_NAMES, STAGE_NAMES, TIER_NAMES, reason, size
 
 DENSE, STORAGE = device_pb2.SCHEME_NONE, device_pb2.SCHEME_FP8_STORAGE
-# Streaming torchao's tensors breaks: copies of their inner parts are not pinned (diffusers 0.42, torchao 0.18).
+# Streaming torchao's tensors breaks: copies of their inner parts are not pinned (diffusers 0.42, torchao 0.18). GGUF's
+# blocks are not streamed reliably either.
 UNSTREAMABLE_TIERS = (GROUP, SEQUENTIAL)
 
 
@@ -108,7 +109,7 @@ def _schemes(question: Question, arrangement: Arrangement, ladder: Ladder) -> It
     """Yields the denoiser's schemes that work in this arrangement."""
     is_balanced = question.wishes.memory_mode == plan_pb2.MEMORY_MODE_BALANCED
     for scheme in ladder.schemes:
-        is_streamable = scheme not in CONVERTED or arrangement.placement.tier not in UNSTREAMABLE_TIERS
+        is_streamable = scheme in (DENSE, STORAGE) or arrangement.placement.tier not in UNSTREAMABLE_TIERS
         # Balanced stays bit-identical to resident where it can.
         is_exact = not is_balanced or scheme != STORAGE or DENSE not in ladder.schemes
         if is_streamable and is_exact and (scheme == STORAGE) == arrangement.casts_denoiser:

@@ -30,7 +30,7 @@ def describe(question: Question, supply: Supply, sizes: Bytes, candidate: Candid
     plan = plan_pb2.Plan(
         model=variant.name,
         family=variant.family,
-        engine=plan_pb2.ENGINE_DIFFUSERS,
+        engine=question.engine,
         pipeline_class=variant.pipeline_class,
         source=base_source(question, candidate, sizes),
         components=component_plans(question, candidate, sizes),

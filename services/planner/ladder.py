@@ -39,6 +39,8 @@ def build_ladder(question: Question) -> Ladder:
         PlanRefusedError: an explicit scheme can't be honoured and no fallback is allowed.
     """
     declined: list[tuple[Scheme, plan_pb2.Reason]] = []
+    if question.gguf is not None:
+        return Ladder((device_pb2.SCHEME_GGUF,), (NONE,), ())
     schemes = _schemes(question, question.wishes.scheme, DENOISER, declined)
     text_schemes = _schemes(question, question.wishes.text_encoder_scheme, TEXT_ENCODER, declined)
     return Ladder(schemes, text_schemes, tuple(declined))

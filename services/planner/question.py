@@ -11,7 +11,8 @@ from darkroom.knowledge import Catalogue, Variant
 from darkroom.knowledge.devices import capability_of, class_of
 from darkroom.knowledge.family import Compute
 from darkroom.rpc.errors import InvalidRequestError
-from darkroom.v1 import device_pb2, plan_pb2, planner_service_pb2
+from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, planner_service_pb2
+from services.planner.engines import GGUF, NATIVE, choose_engine, native_source
 from services.planner.words import reason
 
 MOST_ADAPTERS = 8
@@ -28,6 +29,7 @@ class Question:
     device_class: str
     workload: plan_pb2.Workload
     compute_type: Compute
+    engine: plan_pb2.Engine.ValueType
     # Why the compute type is what it is.
     reasons: list[plan_pb2.Reason] = field(default_factory=list)
 
@@ -38,6 +40,13 @@ class Question:
     @property
     def wishes(self) -> plan_pb2.PlanPreferences:
         return self.request.preferences
+
+    @property
+    def gguf(self) -> checkpoint_pb2.CheckpointSource | None:
+        """The GGUF file that the denoiser comes from; None where it comes otherwise."""
+        if self.wishes.source.kind == GGUF:
+            return self.wishes.source
+        return native_source(self.variant) if self.engine == NATIVE else None
 
     @property
     def can_compile(self) -> bool:
@@ -83,7 +92,9 @@ def ask(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> Quest
     workload = _workload(request, variant)
     _check(request, workload)
     compute_type, reasons = _compute_type(request.device, variant)
-    return Question(request, catalogue, variant, class_of(request.device), workload, compute_type, reasons)
+    engine, why = choose_engine(variant, request.device, request.preferences)
+    device_class = class_of(request.device)
+    return Question(request, catalogue, variant, device_class, workload, compute_type, engine, [why, *reasons])
 
 
 def _workload(request: planner_service_pb2.PlanRequest, variant: Variant) -> plan_pb2.Workload:

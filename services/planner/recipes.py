@@ -35,7 +35,8 @@ def _component_plan(
         component.role, device_pb2.SCHEME_NONE
     )
     counted = question.catalogue.weights[component.architecture].schemes.get(wanted)
-    scheme = wanted if counted is not None and counted.num_tensors else device_pb2.SCHEME_NONE
+    is_taken = wanted == device_pb2.SCHEME_GGUF or (counted is not None and counted.num_tensors > 0)
+    scheme = wanted if is_taken else device_pb2.SCHEME_NONE
     architecture = question.catalogue.architectures[component.architecture]
     return plan_pb2.ComponentPlan(
         name=name,
@@ -54,6 +55,8 @@ def _component_source(
 ) -> checkpoint_pb2.CheckpointSource | None:
     if name in candidate.source.parts:
         return candidate.source.parts[name]
+    if component.role == DENOISER and question.gguf is not None:
+        return question.gguf
     if component.role == TEXT_ENCODER and scheme != device_pb2.SCHEME_NONE:
         is_dense_here = question.request.inspection.is_present or question.variant.source.HasField("bundled")
         precast = None if is_dense_here else hosted(question, name, scheme)
@@ -65,7 +68,7 @@ def _component_source(
 def base_source(question: Question, candidate: Candidate, sizes: Bytes) -> checkpoint_pb2.CheckpointSource:
     """Returns where the pipeline is read from, and what that costs."""
     source = question.catalogue.source(question.variant.name)
-    if question.wishes.HasField("source"):
+    if question.wishes.HasField("source") and question.gguf is None:
         source.CopyFrom(question.wishes.source)
     if candidate.source.kind == QUANTISE and source.kind == checkpoint_pb2.CHECKPOINT_KIND_DENSE:
         source.kind = QUANTISE

@@ -1,0 +1,164 @@
+"""Which schemes a device is offered, in which order, and why others are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from darkroom.knowledge import load_catalogue
+from darkroom.rpc.errors import InvalidRequestError, PlanRefusedError
+from darkroom.v1 import device_pb2, plan_pb2, planner_service_pb2
+from services.planner.planning import plan
+from tests.unit.planner.describing import GIB, cpu, gpu
+
+NONE, FP8, INT8 = device_pb2.SCHEME_NONE, device_pb2.SCHEME_FP8, device_pb2.SCHEME_INT8
+NVFP4, MXFP8, STORAGE = device_pb2.SCHEME_NVFP4, device_pb2.SCHEME_MXFP8, device_pb2.SCHEME_FP8_STORAGE
+CATALOGUE = load_catalogue()
+
+
+def answer(model: str, device: device_pb2.Device, **wishes) -> planner_service_pb2.PlanResponse:
+    request = planner_service_pb2.PlanRequest(
+        model=model, device=device, preferences=plan_pb2.PlanPreferences(**wishes)
+    )
+    return plan(request, CATALOGUE)
+
+
+def scheme_of(response: planner_service_pb2.PlanResponse) -> int:
+    return next(part.scheme for part in response.plan.components if part.role == plan_pb2.COMPONENT_ROLE_DENOISER)
+
+
+def codes(response: planner_service_pb2.PlanResponse) -> set[str]:
+    return {reason.code for reason in response.plan.reasons}
+
+
+@pytest.mark.parametrize(
+    ("device", "scheme"),
+    [
+        ("h100", FP8),
+        ("h200", FP8),
+        ("b200", FP8),
+        ("l40s", FP8),
+        ("rtx-6000-ada", FP8),
+        ("rtx-pro-6000", FP8),
+        ("rtx-5090", INT8),
+        ("rtx-4090", INT8),
+        ("rtx-3090", INT8),
+        ("a100-80gb", INT8),
+        ("t4", NONE),
+        ("v100", NONE),
+        ("mi300x", NONE),
+        ("m4-max", NONE),
+        ("cpu-64gb", NONE),
+    ],
+)
+def test_a_small_model_gets_the_first_scheme_of_its_devices_class(device, scheme) -> None:
+    assert scheme_of(answer("lumina-image-2.0", CATALOGUE.device(device))) == scheme
+
+
+def test_on_hopper_int8_is_a_memory_fallback_behind_dense_bfloat16() -> None:
+    # HunyuanVideo denies fp8, so int8 is what the ladder would take next if it were ordered by novelty.
+    response = answer("hunyuanvideo-1.5-480p", CATALOGUE.device("h200"))
+    assert scheme_of(response) == NONE
+    assert response.plan.step.ratio == pytest.approx(0.76)
+    smaller = [item.plan for item in response.plan.fallbacks if item.trigger == plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY]
+    assert smaller
+
+
+def test_a_denial_carries_what_was_measured() -> None:
+    with pytest.raises(PlanRefusedError, match=r"nvfp4 is denied for qwen-image: .*LPIPS 0\.51"):
+        answer("qwen-image", CATALOGUE.device("b200"), scheme=NVFP4)
+    response = answer("hunyuanvideo-1.5-480p", CATALOGUE.device("h200"))
+    assert any("renders black" in reason.sentence for reason in response.plan.reasons)
+
+
+def test_nvfp4_is_only_given_when_asked_for() -> None:
+    for device in ("b200", "rtx-5090"):
+        assert NVFP4 not in CATALOGUE.classes[{"b200": "blackwell-datacenter"}.get(device, "blackwell-consumer")].ladder
+        assert scheme_of(answer("flux.1-dev", CATALOGUE.device(device), scheme=NVFP4)) == NVFP4
+
+
+def test_capability_decides_not_the_name() -> None:
+    with pytest.raises(PlanRefusedError, match=r"fp8 needs CUDA compute capability 8\.9; .* has 8\.6"):
+        answer("flux.1-dev", gpu("NVIDIA RTX 6000", (8, 6), 48 * GIB), scheme=FP8)
+
+
+def test_a_present_device_is_offered_only_what_it_was_seen_to_run() -> None:
+    card = gpu("NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, probes={FP8: False, INT8: True})
+    card.can_compile = True
+    response = answer("flux.1-dev", card)
+    assert scheme_of(response) == NONE
+    assert {"PROBE_FAILED", "SCHEME_UNPROVEN"} <= codes(response)
+    assert not response.plan.is_assumed
+
+
+def test_a_described_device_says_that_its_probe_is_assumed() -> None:
+    response = answer("flux.1-dev", CATALOGUE.device("h100"))
+    assert response.plan.is_assumed
+    assert any(reason.sentence.startswith("probe: assumed") for reason in response.plan.reasons)
+
+
+def test_dynamic_quantisation_is_never_left_uncompiled_unasked() -> None:
+    card = gpu("NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, probes={FP8: True, INT8: True})
+    assert scheme_of(answer("flux.1-dev", card)) == NONE
+    asked = answer("flux.1-dev", card, scheme=FP8).plan
+    assert not asked.HasField("compile")
+    assert asked.step.ratio == pytest.approx(1.4)  # measured on an H200: 243.6 against 174.5 ms
+
+
+def test_speed_mode_off_is_the_reference_and_quantises_nothing() -> None:
+    response = answer("flux.1-dev", CATALOGUE.device("h200"), speed_mode=plan_pb2.SPEED_MODE_OFF)
+    assert scheme_of(response) == NONE
+    assert response.plan.speed_mode == plan_pb2.SPEED_MODE_OFF
+    assert "SPEED_MODE_OFF" in codes(response)
+
+
+def test_storage_casts_can_be_forbidden() -> None:
+    card = CATALOGUE.device("rtx-3060")
+    assert scheme_of(answer("flux.1-dev", card)) == STORAGE
+    response = answer("flux.1-dev", card, forbids_storage_cast=True)
+    assert STORAGE not in {part.scheme for part in response.plan.components}
+
+
+def test_a_model_whose_activations_overflow_float16_is_promoted_and_says_so() -> None:
+    promoted = answer("z-image-turbo", CATALOGUE.device("t4"))
+    assert promoted.plan.compute_type == plan_pb2.COMPUTE_TYPE_FLOAT32
+    assert "FLOAT16_PROMOTED" in codes(promoted)
+    assert answer("flux.1-dev", CATALOGUE.device("t4")).plan.compute_type == plan_pb2.COMPUTE_TYPE_FLOAT16
+
+
+def test_adapters_are_baked_into_int8_and_size_the_load_for_the_dense_build() -> None:
+    adapters = [plan_pb2.Adapter(reference="owner/adapter", weight=1.0)]
+    planned = answer("flux.1-dev", CATALOGUE.device("a100-80gb"), adapters=adapters).plan
+    assert planned.adapters.is_baked
+    assert not any(part.source.repo_id for part in planned.components if part.name == "transformer")
+    load = next(stage for stage in planned.memory.stages if stage.stage == plan_pb2.MEMORY_STAGE_LOAD)
+    assert load.weight_bytes == 11_901_408_320 * 2
+    with pytest.raises(PlanRefusedError, match="adapters can't be baked into nvfp4"):
+        answer("flux.1-dev", CATALOGUE.device("b200"), adapters=adapters, scheme=NVFP4)
+    with pytest.raises(InvalidRequestError, match="outside 0 to 2"):
+        answer("flux.1-dev", CATALOGUE.device("b200"), adapters=[plan_pb2.Adapter(reference="a", weight=3)])
+
+
+def test_attention_and_step_caches_are_refused_where_they_can_not_run() -> None:
+    h100 = CATALOGUE.device("h100")
+    with pytest.raises(PlanRefusedError, match="flash4"):
+        answer("flux.1-dev", h100, attention=plan_pb2.ATTENTION_BACKEND_FLASH4)
+    wish = plan_pb2.STEP_CACHE_KIND_FIRST_BLOCK
+    assert answer("flux.1-dev", h100, step_cache=wish).plan.step_cache.threshold == pytest.approx(0.12)  # quantised
+    with pytest.raises(PlanRefusedError, match="too few steps"):
+        answer("flux.1-schnell", h100, step_cache=wish)
+    with pytest.raises(PlanRefusedError, match="does not support"):
+        answer("flux.2-dev", h100, step_cache=wish)
+
+
+def test_the_native_engine_is_honoured_or_refused() -> None:
+    with pytest.raises(PlanRefusedError, match=r"no stable-diffusion\.cpp program"):
+        answer("z-image-turbo", cpu(64), engine=plan_pb2.ENGINE_NATIVE)
+    with pytest.raises(PlanRefusedError, match="no file of this model"):
+        answer("emoji", cpu(64), engine=plan_pb2.ENGINE_NATIVE)
+    host = cpu(64)
+    host.has_native_engine = True
+    native = answer("z-image-turbo", host).plan
+    assert native.engine == plan_pb2.ENGINE_NATIVE
+    denoiser = next(part for part in native.components if part.name == "transformer")
+    # 6,154,908,736 parameters, 34 bytes for 32, and a twentieth on top.
+    assert (denoiser.scheme, denoiser.weight_bytes) == (device_pb2.SCHEME_GGUF, int(6_154_908_736 * 34 / 32 * 1.05))
