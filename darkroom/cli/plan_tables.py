@@ -137,8 +137,9 @@ def _arithmetic(memory: plan_pb2.MemoryBudget) -> RenderableType:
 
 def _reasons(reasons: Iterable[plan_pb2.Reason]) -> RenderableType:
     table = Table.grid(padding=(0, 1))
-    for reason in reasons:
-        table.add_row("[dim]•[/]", f"{escape(reason.sentence)} [dim]{reason.code}[/]")
+    # Two candidates may be refused for the very same reason; it is said once.
+    for sentence, code in dict.fromkeys((reason.sentence, reason.code) for reason in reasons):
+        table.add_row("[dim]•[/]", f"{escape(sentence)} [dim]{code}[/]")
     return table
 
 

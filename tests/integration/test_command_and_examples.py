@@ -90,6 +90,15 @@ def test_a_model_that_does_not_fit_says_what_each_candidate_needs(stack: Running
     assert "Candidates" in ran.stdout
 
 
+def test_a_plan_for_a_described_device_needs_no_gateway(tmp_path: Path) -> None:
+    command = (sys.executable, "-m", "darkroom.cli", "plan", "flux.1-dev", "--device", "rtx-3090", "--taken", "5")
+    environment = {**os.environ, "DARKROOM_ADDRESS": "127.0.0.1:1", "PYTHONPATH": str(ROOT)}
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "flux.1-dev fits on NVIDIA GeForce RTX 3090" in ran.stdout
+    assert "held by others      5.0 GB" in ran.stdout
+
+
 def test_the_demo_runs_beside_another_stack_and_saves_a_picture(stack: RunningStack, tmp_path: Path) -> None:
     from tests.integration.conftest import models_folder
 
