@@ -7,7 +7,7 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 PROMPT ?= a red apple, 3d style, blue background
 RUN := .venv/bin/python
-INSTALL := .venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := .venv/bin/pip install --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: help demo test check format protos bench clean
 help: ## this list
@@ -42,17 +42,17 @@ clean: ## remove what make made
 
 .venv/torch: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Darkroom needs Python 3.11 or newer; choose one with PYTHON=python3.12")'
-	@echo "Installing into .venv (a few minutes the first time) …"
+	@echo "Installing into .venv, once …"
 	@$(PYTHON) -m venv .venv
 	@$(INSTALL) torch $(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)")
 	@touch $@
 
 .venv/run: .venv/torch pyproject.toml
-	@$(INSTALL) --editable '.[planner,gateway,worker]'
+	@$(INSTALL) --quiet --editable '.[planner,gateway,worker]'
 	@touch $@
 
 .venv/dev: .venv/run
-	@$(INSTALL) --editable '.[dev]'
+	@$(INSTALL) --quiet --editable '.[dev]'
 	@touch $@
 
 .cache/debian-redis/redis-server: tests/debian_redis.sh
