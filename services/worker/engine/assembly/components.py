@@ -59,14 +59,13 @@ def _read(folder: Path, index: dict[str, Any], part: plan_pb2.ComponentPlan) -> 
     component = getattr(importlib.import_module(library), class_name, None)
     if component is None:
         raise SourceRefusedError(f"the installed {library} has no class {class_name!r}")
-    type_argument = "torch_dtype" if library == "diffusers" else "dtype"
     module, report = component.from_pretrained(
         folder,
         subfolder=part.name,
         local_files_only=True,
         use_safetensors=True,
         output_loading_info=True,
-        **{type_argument: DTYPES[part.compute_type]},
+        dtype=DTYPES[part.compute_type],
     )
     if problem := _misfit(report):
         raise CorruptCheckpointError(f"the weights of {part.name} don't fit a {class_name}: {problem}")

@@ -27,7 +27,7 @@ class PipelineStage(Stage):
             assembly.folder,
             local_files_only=True,
             use_safetensors=True,
-            torch_dtype=DTYPES[assembly.plan.compute_type],
+            dtype=DTYPES[assembly.plan.compute_type],
             **assembly.parts,
         )
         assembly.pipeline.set_progress_bar_config(disable=True)
