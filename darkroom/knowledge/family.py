@@ -259,6 +259,8 @@ class Variant:
     token_frames: Annotated[int, AtLeast(1)] = 1
     # False where activations overflow float16, so that float32 takes its place.
     allows_float16: bool = True
+    # Pictures that a guided step computes at once: 2 where the pipeline puts both branches into one batch.
+    guided_batch: Annotated[int, AtLeast(1)] = 1
     # Few steps, trained in: no step cache pays.
     is_distilled: bool = False
     has_audio: bool = False

@@ -8,6 +8,7 @@ No clock, no socket, no state. Invariant: the same request and catalogue give th
 from __future__ import annotations
 
 from darkroom.knowledge import Catalogue
+from darkroom.rpc.errors import PlanRefusedError
 from darkroom.v1 import plan_pb2, planner_service_pb2
 from services.planner.candidates import Candidate, candidates, disk_shortfall, is_fitting, shortfall
 from services.planner.description import describe
@@ -48,6 +49,10 @@ def plan(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> plan
                 answer.fallbacks.add(trigger=trigger, plan=describe(question, supply, sizes, other))
             return planner_service_pb2.PlanResponse(plan=answer)
         rejected.append((candidate, lack))
+    if not rejected:
+        raise PlanRefusedError(
+            "this scheme can't be streamed, and the memory mode asks for streaming", model=request.model
+        )
     return planner_service_pb2.PlanResponse(no_fit=_no_fit(ladder, supply, rejected))
 
 

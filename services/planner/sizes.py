@@ -106,7 +106,8 @@ def activations_of(question: Question, slices: bool) -> Activations:
     for component in question.variant.components.values():
         if component.role == DENOISER:
             each = catalogue.activations.get(component.architecture, UNMEASURED_TOKEN).bytes_each
-            denoise = max(denoise, (question.num_tokens + prompt) * each * scale)
+            tokens = (question.num_tokens + prompt) * question.variant.guided_batch
+            denoise = max(denoise, tokens * each * scale)
         elif component.role == TEXT_ENCODER:
             each = catalogue.activations.get(component.architecture, UNMEASURED_TOKEN).bytes_each
             encode = max(encode, prompt * each * scale)

@@ -150,6 +150,13 @@ def test_attention_and_step_caches_are_refused_where_they_can_not_run() -> None:
         answer("flux.2-dev", h100, step_cache=wish)
 
 
+def test_a_scheme_that_can_not_be_streamed_is_refused_where_streaming_is_asked_for() -> None:
+    with pytest.raises(PlanRefusedError, match="can't be streamed"):
+        answer("flux.1-dev", CATALOGUE.device("a100-80gb"), scheme=INT8, memory_mode=plan_pb2.MEMORY_MODE_BALANCED)
+    exact = answer("flux.1-dev", CATALOGUE.device("a100-80gb"), memory_mode=plan_pb2.MEMORY_MODE_BALANCED)
+    assert (exact.plan.offload, scheme_of(exact)) == (plan_pb2.OFFLOAD_TIER_GROUP, NONE)
+
+
 def test_the_native_engine_is_honoured_or_refused() -> None:
     with pytest.raises(PlanRefusedError, match=r"no stable-diffusion\.cpp program"):
         answer("z-image-turbo", cpu(64), engine=plan_pb2.ENGINE_NATIVE)
