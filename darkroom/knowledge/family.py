@@ -128,6 +128,8 @@ class SchemeRule:
     scale_bytes_per_parameter: float = 0.0
     scale_bytes_per_row: int = 0
     scale_bytes_per_tensor: int = 0
+    # What the allocator holds beyond the peak of live tensors, above what it holds for dense weights.
+    slack_bytes: Bytes = 0
     # A bias follows its weight.
     casts_bias: bool = False
 

@@ -76,10 +76,11 @@ def candidates(question: Question, ladder: Ladder, sizes: Bytes) -> Iterator[Can
         fill = RESIDENT_FILL if is_resident and not is_eager else 1.0
         text_scheme = _text_scheme(arrangement, ladder)
         for scheme in _schemes(question, arrangement, ladder):
+            slack = question.catalogue.schemes[scheme].slack_bytes if scheme in question.catalogue.schemes else 0
             for source in sources[scheme]:
                 if _is_allowed(question, placement, source):
                     weights = sizes.weights(scheme, text_scheme, source.visits_dense)
-                    needs = _demand(placement, weights, activations, overhead)
+                    needs = _demand(placement, weights, activations, overhead + slack)
                     yield Candidate(placement, scheme, text_scheme, source, weights, needs, fill)
 
 

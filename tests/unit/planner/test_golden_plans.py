@@ -1,8 +1,8 @@
 """Plans with literal bytes, and the arithmetic beside them.
 
-Everywhere: reserve = max(2 GiB, a tenth of the total); overhead = 1 GiB; a resident plan may fill 0.85 of the budget,
-the others all of it. Activations: tokens × bytes a token while denoising; pixels × live bytes a pixel × 1.6 + the
-output while decoding whole.
+Everywhere: reserve = max(2 GiB, a tenth of the total); overhead = 1 GiB (int8: 1.1 GiB more); a resident plan may fill
+0.85 of the budget, the others all of it. Activations: tokens × bytes a token while denoising; pixels × live bytes a
+pixel × 1.6 + the output while decoding whole.
 """
 
 from __future__ import annotations
@@ -78,14 +78,15 @@ FLUX_3090 = Golden(
 
 def test_flux_on_a_3090_with_five_gigabytes_taken_is_stored_in_float8_and_computed_in_bfloat16() -> None:
     assert FLUX_STORED == 15_149_072_512
-    # The worker has seen storage casts run, and no int8 kernel.
-    card = gpu("NVIDIA GeForce RTX 3090", (8, 6), 24 << 30, foreign=5 * GB, probes={STORAGE: True})
-    answer = planned("flux.1-dev", card)
+    # int8 has 15.2 GB of weights too, but its slack of 1.1 GiB does not fit beside them.
+    answer = planned("flux.1-dev", "rtx-3090", 5 * GB)
     check(answer, FLUX_3090)
     assert answer.compute_type == plan_pb2.COMPUTE_TYPE_BFLOAT16
     assert answer.streams_text_encoders
     assert answer.vae_tile_side == 512
-    check(planned("flux.1-dev", "rtx-3090", 5 * GB, scheme=STORAGE), FLUX_3090)
+    # A worker that has seen storage casts run plans the same, with nothing assumed.
+    card = gpu("NVIDIA GeForce RTX 3090", (8, 6), 24 << 30, foreign=5 * GB, probes={STORAGE: True})
+    check(planned("flux.1-dev", card), FLUX_3090)
 
 
 def test_flux_2_in_int8_waits_for_a_transient_tenant_to_go_and_then_is_resident_and_dense() -> None:
@@ -108,7 +109,7 @@ def test_flux_2_in_int8_waits_for_a_transient_tenant_to_go_and_then_is_resident_
             {"text_encoder": 24_011_361_280 * 2, "transformer": 32_953_315_328, "vae": 84_046_115 * 2},
             weights=48_022_722_560 + 32_953_315_328 + 168_092_230,
             activations=2_584_949_555,  # 1,048,576 pixels × (1,537 × 1.6 + 3 × 2)
-            required=81_144_130_118 + 2_584_949_555 + 1_073_741_824,
+            required=81_144_130_118 + 2_584_949_555 + 1_073_741_824 + 1_181_116_006,  # int8's slack
             limit=int((183_359 * 2**20 - 183_359 * 2**20 // 10) * 0.85),
         ),
     )
