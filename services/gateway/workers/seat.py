@@ -95,13 +95,18 @@ class Seat:
         if self._failures:
             await asyncio.sleep(min(MAX_PENALTY_S, 0.1 * 2**self._failures))
             await self.look()
+        if not self.is_free:
+            self._nudge.set()
         while not self.is_free:
             await self._looked.wait()
 
     def went_well(self, job_id: str) -> None:
-        """A job was done here."""
+        """A job was done here: it is free again, whatever it said while the job ran."""
         self._failures = 0
         self._done = job_id
+        if self.status is not None and self.status.state == worker_pb2.WORKER_STATE_GENERATING:
+            self.status.state = worker_pb2.WORKER_STATE_READY
+            del self.status.job_ids[:]
 
     def went_wrong(self) -> None:
         """A job could not be done here for a reason of the worker's: it rests, longer each time."""
