@@ -23,6 +23,8 @@ from services.stack.log_file import LogFile
 LEASH = Path(__file__).with_name("leash.py")
 POLL_S = 0.03
 HEALTH_CALL_S = 2.0
+# A service that serves has started what it needs; from then on its readiness is a matter of a moment.
+HEALTHY_S = 30.0
 # What a service gets to stop beyond the grace that it gives to its calls.
 STOP_MARGIN_S = 10.0
 
@@ -100,12 +102,13 @@ class Child:
         Raises:
             StartError: it ended or did not say so in time.
         """
+        limit_s = min(limit_s, self.age_s + HEALTHY_S)
         async with open_channel(self.address) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             while not await _is_serving(stub):
                 self._raise_if_ended()
                 if self.age_s > limit_s:
-                    raise StartError(self._tell(f"serves, but was not ready within {limit_s:.0f} s"))
+                    raise StartError(self._tell(f"serves, but says that it is not ready; {limit_s:.0f} s have passed"))
                 await asyncio.sleep(POLL_S)
         self.ready_after_s = self.age_s
 

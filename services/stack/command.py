@@ -55,8 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with hold_folder(settings.data_dir) as lock:
             status = asyncio.run(_run(settings, reporter, lock))
-    except (DataFolderBusyError, OSError) as problem:
-        reporter.failed(str(problem))
+    except DataFolderBusyError as busy:
+        reporter.failed(str(busy))
+        return 1
+    except OSError as problem:
+        reporter.failed(f"{settings.data_dir} can't hold the data: {problem}; choose another --data-dir")
         return 1
     reporter.stopped()
     return status
