@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from darkroom.client import AsyncClient
-    from darkroom.v1 import cluster_service_pb2, job_pb2
+    from darkroom.v1 import cluster_service_pb2, generation_pb2, job_pb2
 
 MAX_COUNTED_JOBS = 500
 
@@ -145,7 +145,9 @@ def _facts(worker: cluster_service_pb2.ClusterWorker) -> list[tuple[str, str]]:
                 f"weights {measured} (planned {planned})",
             )
         )
-        facts += [("", _engagement(item)) for item in loaded.engagements]
+        plain = [item for item in loaded.engagements if _is_as_planned(item)]
+        facts.append(("", escape(" · ".join(f"{item.knob} {item.engaged}" for item in plain))))
+        facts += [("", _engagement(item)) for item in loaded.engagements if not _is_as_planned(item)]
     else:
         facts.append(("model", "none loaded"))
     if status.job_ids:
@@ -155,7 +157,11 @@ def _facts(worker: cluster_service_pb2.ClusterWorker) -> list[tuple[str, str]]:
     return facts
 
 
-def _engagement(item: Any) -> str:
+def _is_as_planned(item: generation_pb2.Engagement) -> bool:
+    return not item.reason and item.resolved in ("", item.engaged) and item.requested in ("", "auto", item.engaged)
+
+
+def _engagement(item: generation_pb2.Engagement) -> str:
     from rich.markup import escape
 
     text = escape(f"{item.knob}: {item.engaged}")

@@ -130,9 +130,10 @@ class Child:
 
     def describe_end(self) -> str:
         """Says for people how the process ended, with its last words."""
-        code = self._process.returncode if self._process is not None else None
-        how = f"was ended by {signal.Signals(code - 128).name}" if code and code > 128 else f"exited with status {code}"
-        return self._tell(how)
+        code = (self._process.returncode if self._process is not None else None) or 0
+        # A leash exits with 128 + the signal of its service, as shells do; its own signal is negative.
+        number = code - 128 if code > 128 else max(-code, 0)
+        return self._tell(f"was ended by {signal.Signals(number).name}" if number else f"exited with status {code}")
 
     async def _wait_for_address(self, limit_s: float) -> str:
         while True:

@@ -14,7 +14,7 @@ from typing import Any
 # A log that has grown past this is put aside once, when its service starts.
 ROTATE_BYTES = 16 * 2**20
 MAX_TAIL_BYTES = 64 * 2**10
-MAX_TAIL_CHARACTERS = 400
+MAX_TAIL_CHARACTERS = 240
 
 
 class LogFile:
@@ -41,7 +41,7 @@ class LogFile:
                 return str(entry.get("address"))
         return None
 
-    def last_words(self, num_lines: int = 6) -> list[str]:
+    def last_words(self, num_lines: int = 5) -> list[str]:
         """Returns the end of what the newest process wrote, for people."""
         spoken = [text for text in map(_for_people, self._lines()) if text]
         return spoken[-num_lines:]
