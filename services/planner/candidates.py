@@ -7,7 +7,7 @@ slower plan; a pair that breaks is never among them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from darkroom.knowledge.family import Scheme
 from darkroom.v1 import device_pb2, model_pb2, plan_pb2
@@ -23,6 +23,7 @@ from services.planner.placement import (
     Arrangement,
     Placement,
     Weights,
+    required_of,
     stages_of,
 )
 from services.planner.question import Question
@@ -36,8 +37,7 @@ DENSE, STORAGE = device_pb2.SCHEME_NONE, device_pb2.SCHEME_FP8_STORAGE
 UNSTREAMABLE_TIERS = (GROUP, SEQUENTIAL)
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One way to run the model, and what it needs."""
 
     placement: Placement
@@ -45,8 +45,16 @@ class Candidate:
     text_scheme: Scheme
     source: Source
     weights: Weights
-    demand: Demand
+    activations: Activations
+    overhead: int
     fill: float
+    # Bytes of the largest stage with the overhead, and of what rests on the host.
+    required: int
+    host: int
+
+    @property
+    def demand(self) -> Demand:
+        return demand(stages_of(self.placement, self.weights, self.activations), self.overhead, self.host)
 
     @property
     def title(self) -> str:
@@ -65,27 +73,28 @@ class Candidate:
 
 def candidates(question: Question, ladder: Ladder, sizes: Bytes) -> Iterator[Candidate]:
     """Yields what could run, fastest first."""
-    overhead = overhead_of(question.device)
     whole, sliced = activations_of(question, slices=False), activations_of(question, slices=True)
     is_eager = question.wishes.memory_mode == plan_pb2.MEMORY_MODE_FAST
     sources = {scheme: denoiser_sources(question, scheme) for scheme in ladder.schemes}
+    overheads = {scheme: _overhead(question, scheme) for scheme in ladder.schemes}
     for arrangement in _arrangements(question, ladder):
         placement = arrangement.placement
         is_resident = placement.tier == NONE
-        activations = whole if is_resident and not question.device.has_unified_memory else sliced
+        needs = whole if is_resident and not question.device.has_unified_memory else sliced
         fill = RESIDENT_FILL if is_resident and not is_eager else 1.0
         text_scheme = _text_scheme(arrangement, ladder)
         for scheme in _schemes(question, arrangement, ladder):
-            slack = question.catalogue.schemes[scheme].slack_bytes if scheme in question.catalogue.schemes else 0
+            over = overheads[scheme]
             for source in sources[scheme]:
                 if _is_allowed(question, placement, source):
                     weights = sizes.weights(scheme, text_scheme, source.visits_dense)
-                    needs = _demand(placement, weights, activations, overhead + slack)
-                    yield Candidate(placement, scheme, text_scheme, source, weights, needs, fill)
+                    required, host = required_of(placement, weights, needs) + over, placement.host_bytes(weights)
+                    yield Candidate(placement, scheme, text_scheme, source, weights, needs, over, fill, required, host)
 
 
-def _demand(placement: Placement, weights: Weights, activations: Activations, overhead: int) -> Demand:
-    return demand(stages_of(placement, weights, activations), overhead, placement.host_bytes(weights))
+def _overhead(question: Question, scheme: Scheme) -> int:
+    rule = question.catalogue.schemes.get(scheme)
+    return overhead_of(question.device) + (rule.slack_bytes if rule else 0)
 
 
 def _arrangements(question: Question, ladder: Ladder) -> Iterator[Arrangement]:
@@ -155,4 +164,4 @@ def shortfall(candidate: Candidate, supply: Supply) -> plan_pb2.Reason:
 
 def is_fitting(candidate: Candidate, supply: Supply) -> bool:
     """Tells whether a candidate fits what there is."""
-    return fits(supply, candidate.demand, candidate.fill)
+    return fits(supply, candidate.required, candidate.host, candidate.fill)

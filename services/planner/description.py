@@ -75,7 +75,7 @@ def _adapters(question: Question, candidate: Candidate) -> plan_pb2.AdapterPlan 
 
 
 def _reasons(question: Question, supply: Supply, candidate: Candidate, plan: plan_pb2.Plan) -> list[plan_pb2.Reason]:
-    needs = size(candidate.demand.required)
+    needs = size(candidate.required)
     if supply.is_known:
         limit = size(plan.memory.limit_bytes)
         reasons = [reason("FITS", f"{candidate.title}: needs {needs}, may fill {limit} of {size(supply.total)}.")]

@@ -32,7 +32,7 @@ def fallbacks_of(chosen: Candidate, rest: Iterable[Candidate], supply: Supply) -
     """
     found: list[tuple[Trigger, Candidate]] = []
     wants_source, wants_kernel = chosen.source.is_prequantised, chosen.scheme in CONVERTED
-    least, num_smaller = chosen.demand.required, 0
+    least, num_smaller = chosen.required, 0
     for candidate in rest:
         if not (wants_source or wants_kernel or num_smaller < MOST_SMALLER):
             break
@@ -44,7 +44,7 @@ def fallbacks_of(chosen: Candidate, rest: Iterable[Candidate], supply: Supply) -
         if wants_kernel and candidate.scheme not in CONVERTED:
             found.append((plan_pb2.FALLBACK_TRIGGER_KERNEL_FAILED, candidate))
             wants_kernel = False
-        if candidate.demand.required < least * WORTHWHILE and num_smaller < MOST_SMALLER:
+        if candidate.required < least * WORTHWHILE and num_smaller < MOST_SMALLER:
             found.append((plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY, candidate))
-            least, num_smaller = candidate.demand.required, num_smaller + 1
+            least, num_smaller = candidate.required, num_smaller + 1
     return found

@@ -21,7 +21,7 @@ def hold(question: Question, supply: Supply) -> planner_service_pb2.PlanResponse
     for tiles in (False, True) if not loaded.vae_tiling else (True,):
         for slices in (False, True) if not loaded.vae_slicing else (True,):
             needs = _demand(question, loaded, tiles, slices)
-            if fits(supply, needs._replace(host=0), 1.0):
+            if fits(supply, needs.required, 0, 1.0):
                 return planner_service_pb2.PlanResponse(plan=_changed(question, supply, needs, tiles, slices))
             tried.append(needs)
     least = min(tried, key=lambda needs: needs.required)

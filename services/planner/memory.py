@@ -6,6 +6,7 @@ overhead; every term is in the plan, in bytes.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,7 +31,7 @@ class Supply:
     reserve: int
     host_free: int
 
-    @property
+    @functools.cached_property
     def budget(self) -> int:
         return max(0, self.total - self.foreign - self.reserve)
 
@@ -81,12 +82,12 @@ def overhead_of(device: device_pb2.Device) -> int:
     return CPU_OVERHEAD_BYTES if device.kind == device_pb2.DEVICE_KIND_CPU else OVERHEAD_BYTES
 
 
-def fits(supply: Supply, needs: Demand, fill: float) -> bool:
+def fits(supply: Supply, required: int, host: int, fill: float) -> bool:
     """Tells whether a demand may be placed; where the device does not tell its memory, everything may."""
-    if not supply.is_known:
+    if not supply.total:
         return True
-    has_host = not supply.host_free or needs.host <= supply.host_free
-    return has_host and needs.required <= limit_of(supply, fill)
+    has_host = not supply.host_free or host <= supply.host_free
+    return has_host and required <= int(supply.budget * fill)
 
 
 def limit_of(supply: Supply, fill: float) -> int:

@@ -6,6 +6,7 @@ Knows nothing of schemes: it gets bytes. Invariant: `ARRANGEMENTS` is ordered by
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from darkroom.v1 import plan_pb2
 from services.planner.memory import StageDemand
@@ -36,8 +37,7 @@ class Placement:
         return weights.total
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(NamedTuple):
     """Bytes of the components under the schemes of a candidate."""
 
     denoiser: int
@@ -61,8 +61,7 @@ class Weights:
         return self.denoiser + self.text + self.companions
 
 
-@dataclass(frozen=True, slots=True)
-class Activations:
+class Activations(NamedTuple):
     """Bytes that each stage needs beside weights."""
 
     encode: int
@@ -122,6 +121,13 @@ ARRANGEMENTS = (
     ),
     Arrangement(Placement(SEQUENTIAL, streams_text_encoders=True, tiles=True)),
 )
+
+
+def required_of(placement: Placement, weights: Weights, activations: Activations) -> int:
+    """Returns what the largest stage needs on the device."""
+    encode, denoise, decode = held(placement, weights)
+    decoding = activations.tiled_decode if placement.tiles else activations.decode
+    return max(weights.loading, encode + activations.encode, denoise + activations.denoise, decode + decoding)
 
 
 def stages_of(placement: Placement, weights: Weights, activations: Activations) -> tuple[StageDemand, ...]:

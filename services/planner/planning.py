@@ -41,14 +41,16 @@ def plan(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> plan
     ladder, sizes = build_ladder(question), Bytes(question)
     found, rejected = candidates(question, ladder, sizes), Rejected()
     for candidate in found:
-        lack = disk_shortfall(question, candidate, sizes) if is_fitting(candidate, supply) else None
-        if lack is None and is_fitting(candidate, supply):
-            answer = describe(question, supply, sizes, candidate)
-            _explain(answer, question, ladder, supply, rejected)
-            for trigger, other in fallbacks_of(candidate, found, supply):
-                answer.fallbacks.add(trigger=trigger, plan=describe(question, supply, sizes, other))
-            return planner_service_pb2.PlanResponse(plan=answer)
-        rejected.append((candidate, lack))
+        is_held = is_fitting(candidate, supply)
+        lack = disk_shortfall(question, candidate, sizes) if is_held else None
+        if not is_held or lack is not None:
+            rejected.append((candidate, lack))
+            continue
+        answer = describe(question, supply, sizes, candidate)
+        _explain(answer, question, ladder, supply, rejected)
+        for trigger, other in fallbacks_of(candidate, found, supply):
+            answer.fallbacks.add(trigger=trigger, plan=describe(question, supply, sizes, other))
+        return planner_service_pb2.PlanResponse(plan=answer)
     if not rejected:
         raise PlanRefusedError(
             "this scheme can't be streamed, and the memory mode asks for streaming", model=request.model
@@ -72,6 +74,12 @@ def _explain(answer: plan_pb2.Plan, question: Question, ladder: Ladder, supply: 
 
 
 def _no_fit(ladder: Ladder, supply: Supply, rejected: Rejected) -> plan_pb2.NoFit:
+    """Returns every scheme and tier with the figures of the arrangement that needs least."""
+    least: dict[tuple[int, int], tuple[Candidate, plan_pb2.Reason | None]] = {}
+    for candidate, lack in rejected:
+        key = (candidate.scheme, candidate.placement.tier)
+        if key not in least or candidate.required < least[key][0].required:
+            least[key] = (candidate, lack)
     tried = [
         plan_pb2.RejectedCandidate(
             scheme=candidate.scheme,
@@ -79,7 +87,7 @@ def _no_fit(ladder: Ladder, supply: Supply, rejected: Rejected) -> plan_pb2.NoFi
             reason=lack or shortfall(candidate, supply),
             memory=budget_message(supply, candidate.demand, candidate.fill),
         )
-        for candidate, lack in rejected
+        for candidate, lack in least.values()
     ]
     declined = [plan_pb2.RejectedCandidate(scheme=scheme, reason=why) for scheme, why in ladder.declined]
     return plan_pb2.NoFit(candidates=[*tried, *declined])

@@ -5,6 +5,7 @@ Knows nothing of schemes or tiers. Invariant: everything that a decision may dep
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 from darkroom.knowledge import Catalogue, Variant
@@ -33,47 +34,47 @@ class Question:
     # Why the compute type is what it is.
     reasons: list[plan_pb2.Reason] = field(default_factory=list)
 
-    @property
+    @functools.cached_property
     def device(self) -> device_pb2.Device:
         return self.request.device
 
-    @property
+    @functools.cached_property
     def wishes(self) -> plan_pb2.PlanPreferences:
         return self.request.preferences
 
-    @property
+    @functools.cached_property
     def gguf(self) -> checkpoint_pb2.CheckpointSource | None:
         """The GGUF file that the denoiser comes from; None where it comes otherwise."""
         if self.wishes.source.kind == GGUF:
             return self.wishes.source
         return native_source(self.variant) if self.engine == NATIVE else None
 
-    @property
+    @functools.cached_property
     def can_compile(self) -> bool:
         """Tells whether torch.compile is to be had; a described device is taken to have it where its kind does."""
         if self.wishes.speed_mode == plan_pb2.SPEED_MODE_OFF:
             return False
         return self.device.can_compile
 
-    @property
+    @functools.cached_property
     def item_bytes(self) -> int:
         """Bytes of one dense number."""
         return 4 if self.compute_type == plan_pb2.COMPUTE_TYPE_FLOAT32 else 2
 
-    @property
+    @functools.cached_property
     def step_flops(self) -> float:
         """Operations of one denoising step, reckoned: two for each parameter of one expert and token."""
         tokens = self.num_tokens + self.variant.limits.max_prompt_tokens * self.workload.batch_size
         return 2.0 * self.num_denoiser_parameters * tokens
 
-    @property
+    @functools.cached_property
     def num_denoiser_parameters(self) -> int:
         """Parameters of the denoiser, or of the largest expert."""
         parts = self.variant.components.values()
         denoisers = [part for part in parts if part.role == plan_pb2.COMPONENT_ROLE_DENOISER]
         return max(self.catalogue.weights[part.architecture].parameters for part in denoisers)
 
-    @property
+    @functools.cached_property
     def num_tokens(self) -> int:
         """Tokens that the denoiser sees of the picture, over the whole batch."""
         work, variant = self.workload, self.variant
