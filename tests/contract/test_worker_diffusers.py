@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
 import shutil
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
+import psutil
 import pytest
 import pytest_asyncio
 import torch
@@ -40,7 +43,7 @@ async def worker(models: Path) -> AsyncIterator[WorkerServer]:
     async with serve_worker(
         "services.worker.engine",
         DARKROOM_WORKER_MODEL_PATHS=models,
-        DARKROOM_WORKER_THREADS=2,
+        DARKROOM_WORKER_THREADS=1,
         DARKROOM_WORKER_DEVICE="cpu",
     ) as server:
         yield server
@@ -290,11 +293,43 @@ async def test_two_items_of_one_run_are_two_pictures_as_made_alone(worker: Worke
     assert [file_of(events, "both-1"), file_of(events, "both-2")] == alone
 
 
+async def test_an_engine_that_stands_still_in_the_middle_of_a_picture_is_ended_and_replaced(
+    worker: WorkerServer, models: Path
+) -> None:
+    plan = tiny_flux_plan(models / "tiny")
+    plan.idle.denoise.FromSeconds(3)
+    await worker.load(plan)
+    pid = (await worker.status()).engine_pid
+    request = messages.WorkerServiceGenerateRequest(run_id="run-stop", items=[item("stop", steps=5000)], model="tiny")
+    events = []
+    async for answer in worker.stub.Generate(request, timeout=60):
+        events.append(answer.event)
+        if len(events) == 8:
+            os.kill(pid, signal.SIGSTOP)
+    assert error_of(events, "stop") == "ENGINE_HUNG"
+    assert events[-1].error.metadata["phase"] == "denoising"
+    assert not psutil.pid_exists(pid)
+    await worker.load(tiny_flux_plan(models / "tiny"))
+    assert (await paint(worker, "after-stop"))[0]
+
+
+@pytest.mark.usefixtures("loaded")
+async def test_a_stream_cut_in_the_middle_is_taken_up_again_and_every_step_is_made_once(worker: WorkerServer) -> None:
+    alone, _ = await paint(worker, "alone", steps=60)
+    request = messages.WorkerServiceGenerateRequest(run_id="run-cut", items=[item("cut", steps=60)], model="tiny")
+    call = worker.stub.Generate(request, timeout=60)
+    first = [(await call.read()).event for _ in range(5)]
+    call.cancel()
+    rest = await worker.generate("run-cut", [], after_sequence=first[-1].sequence, model="tiny")
+    told = [event.progress for event in (*first, *rest) if event.HasField("progress")]
+    steps = [progress.completed for progress in told if progress.phase == generation_pb2.PHASE_DENOISING]
+    assert steps == list(range(61))
+    assert file_of(rest, "cut") == alone
+
+
 async def test_an_engine_killed_from_outside_is_replaced_and_paints_the_same(
     worker: WorkerServer, models: Path
 ) -> None:
-    import psutil
-
     await worker.load(tiny_flux_plan(models / "tiny"))
     before, _ = await paint(worker, "before-kill")
     pid = (await worker.status()).engine_pid
