@@ -189,6 +189,16 @@ async def test_a_replan_loads_the_new_plan_under_the_same_token(house: House) ->
     assert first.token == second.token
 
 
+async def test_jobs_in_a_row_never_wait_for_a_poll(house: House) -> None:
+    """Statuses that were read while a job ran must not keep the next one waiting; the slow look is every 2 s."""
+    await finish(house.stubs, (await submit(house.stubs)).id)
+    waits = []
+    for steps in (1, 7, 2, 20, 3, 25, 1, 12, 30, 2, 2, 40):
+        done = await finish(house.stubs, (await submit(house.stubs, steps=steps)).id)
+        waits.append(done.started_at.ToNanoseconds() - done.created_at.ToNanoseconds())
+    assert max(waits) < 0.9e9
+
+
 async def test_an_absent_seed_is_drawn_and_told(house: House) -> None:
     seeds = {(await submit(house.stubs)).request.seed for _ in range(3)}
     assert len(seeds) == 3

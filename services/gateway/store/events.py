@@ -51,6 +51,8 @@ class Events:
             job, cursor = await self._opening(job_id, after)
             yield job_pb2.JobEvent(sequence=cursor, job=job)
             while not is_terminal(job):
+                # Rings before this are answered by the page that follows, later ones by the wait.
+                news.ticket()
                 entries = await self._page(job_id, cursor)
                 for entry_id, fields in entries:
                     cursor = _sequence(entry_id)
@@ -58,7 +60,8 @@ class Events:
                     if event.HasField("job"):
                         job = event.job
                     yield event
-                if not entries and not await news.wait(LOOK_S):
+                goes_on = is_terminal(job) or len(entries) == PAGE
+                if not goes_on and not await news.wait(LOOK_S):
                     await on_quiet(job)
                     if (late := await self._ended_unseen(job_id, cursor)) is not None:
                         yield late
