@@ -6,12 +6,13 @@ Knows nothing of devices, plans or requests. Invariant: the same files give the 
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import json
+import pathlib
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from darkroom.knowledge.devices import describe_device
@@ -29,11 +30,11 @@ from darkroom.knowledge.family import (
     Weights,
 )
 from darkroom.knowledge.recipes import recipe_of
-from darkroom.knowledge.schema import Problems, read
+from darkroom.knowledge.schema import Path, Problems, read
 from darkroom.rpc.errors import InvalidCatalogueError, InvalidRequestError, UnknownModelError
 from darkroom.v1 import checkpoint_pb2, device_pb2, model_pb2, plan_pb2
 
-SHIPPED = Path(__file__).parent
+SHIPPED = pathlib.Path(__file__).parent
 # Top-level tables of a catalogue file.
 SECTIONS = (
     "family",
@@ -48,6 +49,9 @@ SECTIONS = (
     "sharing",
     "exclusions",
 )
+
+# A file and what it holds.
+Document = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,7 @@ class Catalogue:
         return source
 
 
-def load_catalogue(extra_paths: Iterable[str | Path] = (), needs_weights: bool = True) -> Catalogue:
+def load_catalogue(extra_paths: Iterable[str | pathlib.Path] = (), needs_weights: bool = True) -> Catalogue:
     """Loads the shipped files, then `extra_paths` on top.
 
     Args:
@@ -164,15 +168,13 @@ def load_catalogue(extra_paths: Iterable[str | Path] = (), needs_weights: bool =
     documents = [_parse(path) for path in (*shipped, *_extra_files(extra_paths))]
     families: dict[str, dict[str, Any]] = {}
     tables: dict[str, dict[str, Any]] = {key: {} for key in SECTIONS[2:]}
-    files: dict[str, str] = {}
-    for file, document in documents:
+    for _, document in documents:
         if name := document.get("family", {}).get("name"):
             families[name] = merged(families.get(name, {}), {key: document.get(key, {}) for key in SECTIONS[:2]})
-            files[name] = file
         tables = merged(tables, {key: document.get(key, {}) for key in tables})
-    shared = read(Shared, tables, documents[-1][0])
-    variants = [item for name, family in families.items() for item in _variants(family, files[name])]
-    _check_references(variants, shared, needs_weights)
+    shared = read(Shared, tables, functools.partial(_locate, documents, [()]))
+    variants = [variant for family in families.values() for variant in _variants(family, documents)]
+    _check_references(variants, shared, documents, needs_weights)
     everything = json.dumps([families, tables], sort_keys=True)
     return Catalogue(variants, shared, hashlib.sha256(everything.encode()).hexdigest())
 
@@ -186,42 +188,70 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-def _extra_files(paths: Iterable[str | Path]) -> Iterator[Path]:
-    for path in map(Path, paths):
+def _extra_files(paths: Iterable[str | pathlib.Path]) -> Iterator[pathlib.Path]:
+    for path in map(pathlib.Path, paths):
         yield from sorted(path.glob("*.toml")) if path.is_dir() else (path,)
 
 
-def _parse(path: Path) -> tuple[str, dict[str, Any]]:
+def _parse(path: pathlib.Path) -> Document:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as fault:
         raise InvalidCatalogueError(f"{path}: {fault}", file=path) from fault
-    problems = Problems(str(path))
+    problems = Problems(lambda key: (str(path), key))
     for name in document.keys() - set(SECTIONS):
-        problems.add_unknown(name, document[name], name, SECTIONS)
+        problems.add_unknown((name,), document[name], SECTIONS)
     problems.raise_any()
     return str(path), document
 
 
-def _variants(family: Mapping[str, Any], file: str) -> Iterator[Variant]:
+def _variants(family: Mapping[str, Any], documents: Sequence[Document]) -> Iterator[Variant]:
     common = {key: value for key, value in family["family"].items() if key != "name"}
-    for name, own in family["variants"].items():
-        table = merged(common, own) | {"name": name, "family": family["family"]["name"]}
-        yield read(Variant, table, file, f'variants."{name}"')
+    own = [item for item in documents if item[1].get("family", {}).get("name") == family["family"]["name"]]
+    for name, table in family["variants"].items():
+        whole = merged(common, table) | {"name": name, "family": family["family"]["name"]}
+        yield read(Variant, whole, functools.partial(_locate, own, [("variants", name), ("family",)]))
 
 
-def _check_references(variants: Iterable[Variant], shared: Shared, needs_weights: bool) -> None:
+def _locate(documents: Sequence[Document], roots: Sequence[Path], path: Path) -> tuple[str, Path]:
+    """Returns the last file that holds most of `path` under one of `roots`, and the key as it stands there."""
+    best, depth = (documents[-1][0], (*roots[0], *path)), -1
+    for file, document in reversed(documents):
+        for root in roots:
+            found = _depth(document, (*root, *path))
+            if found > max(depth, len(root) - 1):
+                best, depth = (file, (*root, *path)), found
+    return best
+
+
+def _depth(document: Mapping[str, Any], path: Path) -> int:
+    table: Any = document
+    for depth, part in enumerate(path):
+        if isinstance(table, list) and part.startswith("["):
+            table = table[int(part[1:-1])]
+        elif isinstance(table, Mapping) and part in table:
+            table = table[part]
+        else:
+            return depth
+    return len(path)
+
+
+def _check_references(
+    variants: Iterable[Variant], shared: Shared, documents: Sequence[Document], needs_weights: bool
+) -> None:
     owners: dict[str, str] = {}
+    known = shared.architectures.keys() & shared.weights.keys() if needs_weights else shared.architectures.keys()
     for variant in variants:
-        problems = Problems(f"family {variant.family}")
+        own = [item for item in documents if item[1].get("family", {}).get("name") == variant.family]
+        problems = Problems(functools.partial(_locate, own, [("variants", variant.name), ("family",)]))
         for key, component in variant.components.items():
-            for known in (shared.architectures, shared.weights if needs_weights else shared.architectures):
-                if component.architecture not in known:
-                    where = f'variants."{variant.name}".components.{key}.architecture'
-                    problems.add(where, component.architecture, f"one of {', '.join(sorted(known))}")
+            if component.architecture not in known:
+                path = ("components", key, "architecture")
+                close = difflib.get_close_matches(component.architecture, known, 3) or sorted(known)
+                problems.add(path, component.architecture, f"one with weights, like {', '.join(close)}")
         for name in {variant.name.casefold(), *map(str.casefold, variant.aliases)}:
             if owners.setdefault(name, variant.name) != variant.name:
-                problems.add(f'variants."{variant.name}".aliases', name, f"left out: {owners[name]} has it")
+                problems.add(("aliases",), name, f"left out: {owners[name]} has it")
         problems.raise_any()
 
 

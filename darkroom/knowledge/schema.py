@@ -13,7 +13,7 @@ import functools
 import re
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -63,39 +63,54 @@ class AtLeast:
         return f"a number of at least {self.least:g}"
 
 
+# Names of tables from the top of a file down; "[2]" for the third of a list.
+Path = tuple[str, ...]
+
+
 @dataclass
 class Problems:
-    """What is wrong in one file, collected so that all of it is told at once."""
+    """What is wrong, collected so that all of it is told at once."""
 
-    file: str
+    # Tells the file and the key, as written there, of a path.
+    locate: Callable[[Path], tuple[str, Path]]
     found: list[str] = field(default_factory=list)
 
-    def add(self, key: str, value: object, right: str) -> None:
-        self.found.append(f"{self.file}: {key} = {value!r}: should be {right}")
+    def add(self, path: Path, value: object, right: str) -> None:
+        file, full = self.locate(path)
+        told = "missing" if value is None else f"= {value!r}"
+        self.found.append(f"{file}: {shown(full)} {told}: should be {right}")
 
-    def add_unknown(self, key: str, value: object, name: str, known: Iterable[str]) -> None:
-        close = difflib.get_close_matches(name, list(known), 1)
-        self.add(key, value, f"left out; did you mean {close[0]}?" if close else "left out: there is no such key")
+    def add_unknown(self, path: Path, value: object, known: Iterable[str]) -> None:
+        close = difflib.get_close_matches(path[-1], list(known), 1)
+        self.add(path, value, f"left out; did you mean {close[0]}?" if close else "left out: there is no such key")
 
     def raise_any(self) -> None:
         if self.found:
             raise InvalidCatalogueError("\n".join(self.found), num_problems=len(self.found))
 
 
-def read(record: type[Record], table: Mapping[str, Any], file: str, key: str = "") -> Record:
+def shown(path: Path) -> str:
+    """Returns a path as TOML writes a key."""
+    text = ""
+    for part in path:
+        is_bare = re.fullmatch(r"[A-Za-z0-9_-]+", part) is not None
+        text += part if part.startswith("[") else "." + (part if is_bare else f'"{part}"')
+    return text.removeprefix(".")
+
+
+def read(record: type[Record], table: Mapping[str, Any], locate: Callable[[Path], tuple[str, Path]]) -> Record:
     """Returns `table` as a `record`.
 
     Args:
         record: a frozen dataclass whose annotations are the schema.
         table: as tomllib gives it.
-        file: named in the problems.
-        key: where in the file the table is.
+        locate: tells the file and the full key of a path in `table`, for the problems.
 
     Raises:
         InvalidCatalogueError: anything is wrong; its message has one line a problem.
     """
-    problems = Problems(file)
-    value = _read_record(record, table, key, problems)
+    problems = Problems(locate)
+    value = _read_record(record, table, (), problems)
     problems.raise_any()
     return typing.cast(Record, value)
 
@@ -111,23 +126,23 @@ def _fields(record: Any) -> dict[str, tuple[Any, bool]]:
     }
 
 
-def _read_record(record: Any, table: Any, key: str, problems: Problems) -> Any:
+def _read_record(record: Any, table: Any, key: Path, problems: Problems) -> Any:
     if not isinstance(table, Mapping):
         problems.add(key, table, "a table")
         return None
     fields = _fields(record)
     for name in table.keys() - fields.keys():
-        problems.add_unknown(_join(key, name), table[name], name, fields)
+        problems.add_unknown((*key, name), table[name], fields)
     values = {}
     for name, (hint, is_needed) in fields.items():
         if name in table:
-            values[name] = _read_value(hint, table[name], _join(key, name), problems)
+            values[name] = _read_value(hint, table[name], (*key, name), problems)
         elif is_needed:
-            problems.add(_join(key, name), None, "given")
+            problems.add((*key, name), None, "given")
     return None if problems.found else record(**values)
 
 
-def _read_value(hint: Any, value: Any, key: str, problems: Problems) -> Any:
+def _read_value(hint: Any, value: Any, key: Path, problems: Problems) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
         rule = arguments[1]
@@ -148,19 +163,19 @@ def _read_value(hint: Any, value: Any, key: str, problems: Problems) -> Any:
     return _read_plain(hint, value, key, problems)
 
 
-def _read_tuple(hint: Any, value: Any, key: str, problems: Problems) -> Any:
+def _read_tuple(hint: Any, value: Any, key: Path, problems: Problems) -> Any:
     if not isinstance(value, list | tuple):
         problems.add(key, value, "a list")
         return ()
-    return tuple(_read_value(hint, item, f"{key}[{index}]", problems) for index, item in enumerate(value))
+    return tuple(_read_value(hint, item, (*key, f"[{index}]"), problems) for index, item in enumerate(value))
 
 
-def _read_dict(key_hint: Any, hint: Any, value: Any, key: str, problems: Problems) -> Any:
+def _read_dict(key_hint: Any, hint: Any, value: Any, key: Path, problems: Problems) -> Any:
     if not isinstance(value, Mapping):
         problems.add(key, value, "a table")
         return {}
     return {
-        _read_value(key_hint, name, _join(key, name), problems): _read_value(hint, item, _join(key, name), problems)
+        _read_value(key_hint, name, (*key, name), problems): _read_value(hint, item, (*key, name), problems)
         for name, item in value.items()
     }
 
@@ -174,7 +189,7 @@ _SCALARS = {
 }
 
 
-def _read_message(kind: type[Message], table: Any, key: str, problems: Problems) -> Message:
+def _read_message(kind: type[Message], table: Any, key: Path, problems: Problems) -> Message:
     message = kind()
     if not isinstance(table, Mapping):
         problems.add(key, table, "a table")
@@ -182,12 +197,12 @@ def _read_message(kind: type[Message], table: Any, key: str, problems: Problems)
     fields = kind.DESCRIPTOR.fields_by_name
     for name, value in table.items():
         if name not in fields:
-            problems.add_unknown(_join(key, name), value, name, fields)
+            problems.add_unknown((*key, name), value, fields)
             continue
         hint = _hint_of(fields[name])
         if fields[name].is_repeated:
-            getattr(message, name).extend(_read_tuple(hint, value, _join(key, name), problems))
-        elif (result := _read_value(hint, value, _join(key, name), problems)) is not None:
+            getattr(message, name).extend(_read_tuple(hint, value, (*key, name), problems))
+        elif (result := _read_value(hint, value, (*key, name), problems)) is not None:
             _assign(message, name, result)
     return message
 
@@ -210,14 +225,10 @@ def _assign(message: Message, name: str, value: Any) -> None:
 _PLAIN_NAMES = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
-def _read_plain(hint: Any, value: Any, key: str, problems: Problems) -> Any:
+def _read_plain(hint: Any, value: Any, key: Path, problems: Problems) -> Any:
     if hint is Any or type(value) is hint:
         return value
     if hint is float and type(value) is int:
         return float(value)
     problems.add(key, value, _PLAIN_NAMES.get(hint, str(hint)))
     return None
-
-
-def _join(key: str, name: str) -> str:
-    return f"{key}.{name}" if key else name
