@@ -62,7 +62,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
                 str(os.getpid()),
             ],
             cwd=ROOT,
-            env=environment | {"DARKROOM_MODELS_DIR": str(models_folder(folder))},
+            env=environment,
             stdout=output,
             stderr=subprocess.STDOUT,
         )
@@ -81,13 +81,3 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
 def client(stack: RunningStack) -> Iterator[Client]:
     with Client(stack.address) as opened:
         yield opened
-
-
-def models_folder(folder: Path) -> Path:
-    """The repository's models; where the emoji model is absent, a tiny one that paints noise in its place."""
-    if (ROOT / "models/emoji/model_index.json").exists():
-        return ROOT / "models"
-    from tests.tiny.flux import save_tiny_flux
-
-    save_tiny_flux(folder / "models/emoji")
-    return folder / "models"

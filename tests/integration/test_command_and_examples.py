@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -100,10 +102,7 @@ def test_a_plan_for_a_described_device_needs_no_gateway(tmp_path: Path) -> None:
 
 
 def test_the_demo_runs_beside_another_stack_and_saves_a_picture(stack: RunningStack, tmp_path: Path) -> None:
-    from tests.integration.conftest import models_folder
-
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), "DARKROOM_ADDRESS": stack.address}
-    environment["DARKROOM_MODELS_DIR"] = str(models_folder(tmp_path))
     ran = subprocess.run(
         [sys.executable, "-m", "darkroom.cli", "demo", "a red apple", "--seed", "7", "--output", f"{tmp_path}/out/"],
         cwd=ROOT,
@@ -119,3 +118,43 @@ def test_the_demo_runs_beside_another_stack_and_saves_a_picture(stack: RunningSt
     assert size_of(path) == (128, 128)
     assert "denoising" in ran.stderr
     assert not [name for name in os.listdir(tmp_path) if name.startswith("darkroom-demo-")]
+
+
+@pytest.mark.parametrize("moment", ["planner", "reading the prompt"], ids=["while it starts", "while it paints"])
+def test_ctrl_c_leaves_no_process_and_no_file(tmp_path: Path, moment: str) -> None:
+    mark = f"DARKROOM_MARK_{os.getpid()}_{time.monotonic_ns()}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path), mark: "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "darkroom.cli", "demo", "a red apple", "--output", f"{tmp_path}/out/"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    seen = ""
+    for line in process.stderr:
+        seen += line
+        if moment in line:
+            break
+    process.send_signal(signal.SIGINT)
+    out, rest = process.communicate(timeout=RUN_S)
+    assert process.returncode == 130, seen + rest
+    assert out == ""
+    assert "Traceback" not in seen + rest
+    assert os.listdir(tmp_path / "out") == []
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("darkroom-demo-")]
+    assert processes_with(mark) == []
+
+
+def processes_with(mark: str) -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:
+                continue
+    return found

@@ -15,11 +15,8 @@ from PIL import Image
 from darkroom.client import Client, Picture
 from darkroom.v1 import generation_pb2, job_pb2, worker_pb2
 from models.emoji.retrieval import Reference, load_reference
-from tests.integration.conftest import ROOT, RunningStack
+from tests.integration.conftest import RunningStack
 
-needs_emoji = pytest.mark.skipif(
-    not (ROOT / "models/emoji/model_index.json").exists(), reason="the emoji model is not in this checkout"
-)
 # Prompts, and a name that one of the five nearest training pictures must have.
 SHOWN = {
     "a red apple, 3d style, white background": "red apple",
@@ -74,7 +71,6 @@ def test_another_prompt_or_another_seed_makes_another_picture(client: Client, sk
         assert np.abs(other - pixels).mean() > 1.0
 
 
-@needs_emoji
 def test_the_picture_is_neither_flat_nor_noise(apple: Picture) -> None:
     pixels = pixels_of(apple)
     assert pixels.std() > 10
@@ -82,7 +78,6 @@ def test_the_picture_is_neither_flat_nor_noise(apple: Picture) -> None:
     assert np.abs(np.diff(pixels, axis=1)).mean() < 0.5 * pixels.std()
 
 
-@needs_emoji
 def test_pictures_show_what_was_asked_for(client: Client, reference: Reference) -> None:
     seen = {}
     for prompt in SHOWN:
