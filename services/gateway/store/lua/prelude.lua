@@ -47,7 +47,7 @@ local function free_worker(id)
   if worker and redis.call('HGET', P .. 'worker:' .. worker, 'job') == id then
     redis.call('DEL', P .. 'worker:' .. worker)
   end
-  ring('q')
+  if redis.call('EXISTS', P .. 'queue') == 1 then ring('q') end
 end
 
 -- The one way into a terminal state. Callers have checked that the job is in none.
