@@ -72,7 +72,7 @@ class Shared:
 class Catalogue:
     """All known models. Names and aliases are compared without case."""
 
-    def __init__(self, variants: Iterable[Variant], shared: Shared, digest: str) -> None:
+    def __init__(self, variants: Sequence[Variant], shared: Shared, digest: str) -> None:
         self.digest = digest
         self.architectures = shared.architectures
         self.weights = shared.weights
@@ -88,6 +88,7 @@ class Catalogue:
             for name, architecture in shared.architectures.items()
             for scheme, rule in shared.schemes.items()
         }
+        self._trusted = {repo_id.casefold() for variant in variants for repo_id in _repositories(variant)}
         self._variants = {variant.name: variant for variant in sorted(variants, key=lambda item: item.name)}
         self._names = {
             name.casefold(): variant for variant in self._variants.values() for name in (variant.name, *variant.aliases)
@@ -112,6 +113,13 @@ class Catalogue:
     def recipe(self, architecture: str, scheme: Scheme) -> plan_pb2.QuantisationRecipe | None:
         """Returns how a scheme quantises an architecture; None for schemes that quantise nothing."""
         return self._recipes.get((architecture, scheme))
+
+    def is_trusted(self, repo_id: str) -> bool:
+        """Tells whether a Hub repository is one that the catalogue itself names: a base, a mirror, a part, an artifact.
+
+        Weights elsewhere may carry code that runs when they are read; an operator trusts them by a file of their own.
+        """
+        return repo_id.casefold() in self._trusted
 
     def message(self, name: str) -> model_pb2.Model:
         """Returns a model as clients see it. Raises UnknownModelError as `find` does."""
@@ -253,6 +261,13 @@ def _check_references(
             if owners.setdefault(name, variant.name) != variant.name:
                 problems.add(("aliases",), name, f"left out: {owners[name]} has it")
         problems.raise_any()
+
+
+def _repositories(variant: Variant) -> Iterator[str]:
+    """Yields the Hub repositories that a variant's files come from."""
+    parts = [part.source.repo_id for part in variant.components.values() if part.source is not None]
+    hosted = [artifact.repo_id for artifact in variant.artifacts]
+    yield from filter(None, (variant.source.repo_id, variant.mirror, variant.gguf, *parts, *hosted))
 
 
 def _source_text(source: checkpoint_pb2.CheckpointSource) -> str:

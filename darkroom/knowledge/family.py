@@ -103,6 +103,10 @@ class Architecture:
         """All of transformers' classes here are text encoders, and none of diffusers'."""
         return self.class_name.startswith("transformers:")
 
+    @property
+    def is_vae(self) -> bool:
+        return ":Autoencoder" in self.class_name
+
 
 @dataclass(frozen=True)
 class SchemeRule:
@@ -124,6 +128,8 @@ class SchemeRule:
     exclude_exactly: tuple[str, ...] = ()
     # In text encoders, instead of exclude_names: their modules have other names.
     text_exclude_names: tuple[str, ...] = ()
+    # In VAEs, likewise; a scheme without them takes no VAE.
+    vae_exclude_names: tuple[str, ...] = ()
     takes_convolutions: bool = False
     scale_bytes_per_parameter: float = 0.0
     scale_bytes_per_row: int = 0
@@ -143,6 +149,8 @@ class StepRatio:
     # Below 1 is faster.
     ratio: Annotated[float, AtLeast(0)]
     source: str
+    # The family that it was measured on; empty for one that stands for the rest.
+    family: str = ""
 
 
 @dataclass(frozen=True)

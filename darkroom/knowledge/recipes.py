@@ -14,6 +14,8 @@ def recipe_of(rule: SchemeRule, architecture: Architecture, scheme: Scheme) -> p
     """Returns how `scheme` quantises `architecture`."""
     own = architecture.exclude.get(scheme, ())
     generic = rule.text_exclude_names if architecture.is_text_encoder else rule.exclude_names
+    if architecture.is_vae:
+        generic = rule.vae_exclude_names
     return plan_pb2.QuantisationRecipe(
         min_features=rule.min_features,
         exclude_names=[*generic, *own],

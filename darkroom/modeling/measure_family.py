@@ -43,8 +43,9 @@ def measure(architecture: Architecture, catalogue: Catalogue, schemes: Iterable[
         "largest_layer_parameters": _largest_layer(module),
         **_blocks(module),
     }
+    taken = [scheme for scheme in schemes if not architecture.is_vae or catalogue.schemes[scheme].vae_exclude_names]  # type: ignore[index]
     counts["schemes"] = {
-        _WORDS.word(scheme): _measure_scheme(module, architecture, catalogue, scheme) for scheme in schemes
+        _WORDS.word(scheme): _measure_scheme(module, architecture, catalogue, scheme) for scheme in taken
     }
     return counts
 

@@ -13,7 +13,7 @@ from darkroom.knowledge.family import Role, Scheme
 from darkroom.rpc.errors import PlanRefusedError
 from darkroom.v1 import device_pb2, plan_pb2
 from services.planner.question import Question
-from services.planner.sizes import DENOISER, TEXT_ENCODER
+from services.planner.sizes import DENOISER, TEXT_ENCODER, VAE
 from services.planner.words import SCHEME_NAMES, reason
 
 NONE, STORAGE = device_pb2.SCHEME_NONE, device_pb2.SCHEME_FP8_STORAGE
@@ -29,6 +29,7 @@ class Ladder:
 
     schemes: tuple[Scheme, ...]
     text_schemes: tuple[Scheme, ...]
+    vae_scheme: Scheme
     declined: tuple[tuple[Scheme, plan_pb2.Reason], ...]
 
 
@@ -40,10 +41,13 @@ def build_ladder(question: Question) -> Ladder:
     """
     declined: list[tuple[Scheme, plan_pb2.Reason]] = []
     if question.gguf is not None:
-        return Ladder((device_pb2.SCHEME_GGUF,), (NONE,), ())
+        return Ladder((device_pb2.SCHEME_GGUF,), (NONE,), NONE, ())
     schemes = _schemes(question, question.wishes.scheme, DENOISER, declined)
     text_schemes = _schemes(question, question.wishes.text_encoder_scheme, TEXT_ENCODER, declined)
-    return Ladder(schemes, text_schemes, tuple(declined))
+    # A VAE is cast only when asked for: it is small beside the rest, and what it spoils is seen at once.
+    vae_wish = question.wishes.vae_scheme or NONE
+    (vae_scheme, *_) = _schemes(question, vae_wish, VAE, declined)
+    return Ladder(schemes, text_schemes, vae_scheme, tuple(declined))
 
 
 def _schemes(
@@ -57,7 +61,9 @@ def _schemes(
             sentence = f"{SCHEME_NAMES[wish]} can't be honoured: {obstacle.sentence}"
             raise PlanRefusedError(sentence, scheme=SCHEME_NAMES[wish], obstacle=obstacle.code)
         declined.append((wish, obstacle))
-    order = question.catalogue.classes[question.device_class].ladder if role == DENOISER else (NONE, STORAGE)
+    order = {DENOISER: question.catalogue.classes[question.device_class].ladder, VAE: (NONE,)}.get(
+        role, (NONE, STORAGE)
+    )
     offered = []
     for scheme in order:
         obstacle = _obstacle(question, scheme, role) or _reluctance(question, scheme)
@@ -78,13 +84,33 @@ def _obstacle(question: Question, scheme: Scheme, role: Role, is_asked_for: bool
     for denial in question.variant.denials:
         if denial.role == role and scheme in denial.schemes and not (denial.is_advice and is_asked_for):
             return reason("SCHEME_DENIED", f"{name} is denied for {question.variant.name}: {denial.reason}.")
-    if question.wishes.adapters and scheme not in BAKEABLE:
+    if lack := _missing_recipe(question, scheme, role):
+        return reason("NO_RECIPE", f"{name} has no recipe for {lack}.")
+    if role == DENOISER and question.wishes.adapters and scheme not in BAKEABLE:
         return reason("ADAPTERS_NEED_ANOTHER_SCHEME", f"adapters can't be baked into {name}.")
     if rule.requires_bfloat16 and question.compute_type != plan_pb2.COMPUTE_TYPE_BFLOAT16:
         return reason("COMPUTE_TYPE_UNFIT", f"{name} needs bfloat16 weights, and this device computes in another type.")
     if question.device.is_assumed:
         return _capability_obstacle(question, name, rule.least_capability)
     return _probe_obstacle(question.device, scheme)
+
+
+def _missing_recipe(question: Question, scheme: Scheme, role: Role) -> str:
+    """Returns the architecture of this role that nobody has a recipe for; empty where all have one."""
+    if role == DENOISER or (scheme == STORAGE and role == TEXT_ENCODER):
+        return ""
+    parts = [part for part in question.variant.components.values() if part.role == role]
+    largest = max(parts, key=lambda part: question.catalogue.weights[part.architecture].parameters)
+    name = largest.architecture
+    if role == VAE:
+        is_pinned = bool(largest.compute_type)
+        return name if is_pinned or scheme not in question.catalogue.weights[name].schemes else ""
+    # int8 loses the prompt unless the blocks that carry it stay dense, which are known for few.
+    return (
+        name
+        if scheme == device_pb2.SCHEME_INT8 and scheme not in question.catalogue.architectures[name].exclude
+        else ""
+    )
 
 
 def _probe_obstacle(device: device_pb2.Device, scheme: Scheme) -> plan_pb2.Reason | None:

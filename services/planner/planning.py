@@ -38,7 +38,8 @@ def plan(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> plan
     question, supply = ask(request, catalogue), supply_of(request.device)
     if request.HasField("loaded"):
         return hold(question, supply)
-    ladder, sizes = build_ladder(question), Bytes(question)
+    ladder = build_ladder(question)
+    sizes = Bytes(question, ladder.vae_scheme)
     found, rejected = candidates(question, ladder, sizes), Rejected()
     for candidate in found:
         is_held = is_fitting(candidate, supply)

@@ -11,7 +11,7 @@ from darkroom.knowledge import Component
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2
 from services.planner.candidates import Candidate
 from services.planner.question import Question
-from services.planner.sizes import DENOISER, TEXT_ENCODER, Bytes
+from services.planner.sizes import DENOISER, TEXT_ENCODER, VAE, Bytes
 from services.planner.sources import QUANTISE, fetch_bytes, hosted
 
 # Operations a second that even a poor part of its kind reaches: two processor cores, a laptop GPU.
@@ -31,9 +31,8 @@ def component_plans(question: Question, candidate: Candidate, sizes: Bytes) -> l
 def _component_plan(
     question: Question, candidate: Candidate, sizes: Bytes, name: str, component: Component
 ) -> plan_pb2.ComponentPlan:
-    wanted = {DENOISER: candidate.scheme, TEXT_ENCODER: candidate.text_scheme}.get(
-        component.role, device_pb2.SCHEME_NONE
-    )
+    by_role = {DENOISER: candidate.scheme, TEXT_ENCODER: candidate.text_scheme, VAE: sizes.vae_scheme}
+    wanted = by_role.get(component.role, device_pb2.SCHEME_NONE)
     counted = question.catalogue.weights[component.architecture].schemes.get(wanted)
     is_taken = wanted == device_pb2.SCHEME_GGUF or (counted is not None and counted.num_tensors > 0)
     scheme = wanted if is_taken else device_pb2.SCHEME_NONE

@@ -32,15 +32,19 @@ OUTPUT_CHANNELS = 3
 class Bytes:
     """Bytes of each component under each scheme, reckoned once for a question."""
 
-    def __init__(self, question: Question) -> None:
+    def __init__(self, question: Question, vae_scheme: Scheme = device_pb2.SCHEME_NONE) -> None:
         self._question = question
+        self.vae_scheme = vae_scheme
         self._known: dict[tuple[str, Scheme], int] = {}
         self._weights: dict[tuple[Scheme, Scheme, bool], Weights] = {}
         parts = list(question.variant.components.values())
         self._denoisers = [part for part in parts if part.role == DENOISER]
         self._texts = [part for part in parts if part.role == TEXT_ENCODER]
-        dense = [self.of(part, device_pb2.SCHEME_NONE) for part in parts if part.role not in (DENOISER, TEXT_ENCODER)]
-        self._companions = sum(dense)
+        self._companions = sum(
+            self.of(part, vae_scheme if part.role == VAE else device_pb2.SCHEME_NONE)
+            for part in parts
+            if part.role not in (DENOISER, TEXT_ENCODER)
+        )
 
     def of(self, component: Component, scheme: Scheme) -> int:
         """Returns the device bytes of one component's weights."""
@@ -49,7 +53,7 @@ class Bytes:
             catalogue = self._question.catalogue
             counted = catalogue.weights[component.architecture]
             item = sizes.ITEM_BYTES[component.compute_type or self._question.compute_type]
-            rule = catalogue.schemes.get(scheme) if component.role in (DENOISER, TEXT_ENCODER) else None
+            rule = catalogue.schemes.get(scheme)
             dense = sizes.dense_bytes(counted, item)
             self._known[key] = sizes.scheme_bytes(counted, scheme, rule, item) if rule else dense
             if scheme == device_pb2.SCHEME_GGUF and component.role == DENOISER:

@@ -128,7 +128,8 @@ def step_estimate(
     if placement.tier not in (NONE, plan_pb2.OFFLOAD_TIER_ENCODERS):
         return plan_pb2.StepEstimate(source="nobody measured steps whose weights come and go")
     for measured in question.catalogue.classes[question.device_class].ratios:
-        if (measured.scheme, measured.is_compiled) == (scheme, is_compiled):
+        is_ours = measured.family in ("", question.variant.family)
+        if is_ours and (measured.scheme, measured.is_compiled) == (scheme, is_compiled):
             return plan_pb2.StepEstimate(ratio=measured.ratio, source=measured.source, is_measured=True)
     if scheme == device_pb2.SCHEME_NONE and not is_compiled:
         return plan_pb2.StepEstimate(ratio=1.0, source="by definition", is_measured=True)

@@ -82,6 +82,41 @@ def test_a_mistake_in_one_file_is_not_blamed_on_the_last_one(tmp_path: Path):
         load_catalogue([tmp_path])
 
 
+def test_only_repositories_that_the_catalogue_names_are_trusted(catalogue):
+    for repo_id in ("black-forest-labs/flux.1-dev", "unsloth/FLUX.1-dev-FP8", "unsloth/Meta-Llama-3.1-8B-Instruct"):
+        assert catalogue.is_trusted(repo_id)
+    assert not catalogue.is_trusted("someone/FLUX.1-dev")
+
+
+def test_variants_have_their_own_defaults(catalogue):
+    steps = {variant.name: (variant.defaults.steps, variant.defaults.guidance) for variant in catalogue}
+    assert steps["flux.1-schnell"] == (4, 0.0)
+    assert steps["flux.1-krea-dev"] == (28, 4.5)
+    assert steps["flux.2-klein-base-9b"] == (50, 4.0)
+    assert steps["z-image-turbo"] == (9, 0.0)
+    assert steps["krea-2-raw"] == (52, 3.5)
+    assert steps["hidream-i1-fast"] == (16, 0.0)
+    assert steps["ltx-2.3-distilled"] == (8, 1.0)
+    assert steps["wan2.2-i2v-a14b"] == (40, 3.5)
+    assert {variant.family for variant in catalogue} >= {
+        "flux.1", "flux.1-kontext", "flux.2-klein", "flux.2-dev", "qwen-image", "qwen-image-edit", "z-image", "krea-2",
+        "lumina-2", "hunyuanimage-2.1", "hidream-i1", "ltx-2", "wan2.2", "hunyuanvideo-1.5",
+    }  # fmt: skip
+
+
+def test_defaults_lie_on_each_models_own_lattice(catalogue):
+    for variant in catalogue:
+        limits, defaults = variant.limits, variant.defaults
+        for size in [defaults, *variant.sizes]:
+            assert size.width % limits.side_multiple == size.height % limits.side_multiple == 0, variant.name
+            assert limits.min_side <= min(size.width, size.height), variant.name
+            assert max(size.width, size.height) <= limits.max_side, variant.name
+        assert 1 <= defaults.steps <= limits.max_steps
+        assert 0 <= defaults.guidance <= limits.max_guidance
+        if limits.frame_multiple:
+            assert defaults.num_frames % limits.frame_multiple == limits.frame_offset % limits.frame_multiple
+
+
 NEW_FAMILY = """
 [family]
 name = "house-style"

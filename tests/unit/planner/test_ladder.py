@@ -150,6 +150,29 @@ def test_attention_and_step_caches_are_refused_where_they_can_not_run() -> None:
         answer("flux.2-dev", h100, step_cache=wish)
 
 
+def test_text_encoders_and_vae_are_cast_as_asked_or_refused_with_the_reason() -> None:
+    wish = {"text_encoder_scheme": STORAGE, "vae_scheme": STORAGE}
+    parts = {part.name: part for part in answer("qwen-image", CATALOGUE.device("h100"), **wish).plan.components}
+    assert (parts["text_encoder"].scheme, parts["vae"].scheme) == (STORAGE, STORAGE)
+    assert parts["text_encoder"].source.repo_id == "unsloth/Qwen-Image-FP8"
+    blocks = answer("qwen-image", CATALOGUE.device("h100"), text_encoder_scheme=INT8).plan.components[0].recipe
+    assert ".layers.27." in blocks.exclude_names
+    with pytest.raises(PlanRefusedError, match=r"int8 has no recipe for t5-xxl"):
+        answer("flux.1-dev", CATALOGUE.device("h100"), text_encoder_scheme=INT8)
+    with pytest.raises(PlanRefusedError, match=r"no recipe for wan2\.1-vae"):
+        answer("wan2.2-t2v-a14b", CATALOGUE.device("h100"), vae_scheme=STORAGE)  # it stays float32
+    with pytest.raises(PlanRefusedError, match="asked for or not"):
+        answer("ltx-2", CATALOGUE.device("h100"), text_encoder_scheme=FP8)
+
+
+def test_the_step_ratio_is_the_familys_own_where_it_was_measured() -> None:
+    assert answer("qwen-image", CATALOGUE.device("h200")).plan.step.ratio == pytest.approx(109.8 / 179.1, abs=1e-3)
+    assert answer("krea-2-turbo", CATALOGUE.device("h200")).plan.step.ratio == pytest.approx(0.617)
+    unknown = answer("flux.1-dev", CATALOGUE.device("a100-80gb")).plan.step
+    assert (unknown.ratio, unknown.is_measured) == (0, False)
+    assert "nobody measured" in unknown.source
+
+
 def test_a_scheme_that_can_not_be_streamed_is_refused_where_streaming_is_asked_for() -> None:
     with pytest.raises(PlanRefusedError, match="can't be streamed"):
         answer("flux.1-dev", CATALOGUE.device("a100-80gb"), scheme=INT8, memory_mode=plan_pb2.MEMORY_MODE_BALANCED)
