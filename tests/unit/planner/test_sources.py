@@ -1,0 +1,120 @@
+"""Where weights come from: what is at hand first, and what the rest would cost."""
+
+from __future__ import annotations
+
+from darkroom.knowledge import load_catalogue
+from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, planner_service_pb2, worker_pb2
+from services.planner.planning import plan
+
+CATALOGUE = load_catalogue()
+DENSE = checkpoint_pb2.CHECKPOINT_KIND_DENSE
+QUANTISE = checkpoint_pb2.CHECKPOINT_KIND_DENSE_THEN_QUANTISE
+HOSTED = checkpoint_pb2.CHECKPOINT_KIND_HOSTED_PREQUANTISED
+LOCAL = checkpoint_pb2.CHECKPOINT_KIND_LOCAL_PREQUANTISED
+SOURCE_FAILED = plan_pb2.FALLBACK_TRIGGER_SOURCE_FAILED
+GB = 10**9
+
+
+def ask(model: str, device: str = "h100", **fields) -> planner_service_pb2.PlanResponse:
+    request = planner_service_pb2.PlanRequest(model=model, device=CATALOGUE.device(device), **fields)
+    return plan(request, CATALOGUE)
+
+
+def denoiser(answer: plan_pb2.Plan) -> plan_pb2.ComponentPlan:
+    return next(part for part in answer.components if part.role == plan_pb2.COMPONENT_ROLE_DENOISER)
+
+
+def artifact(base: str, component: str = "transformer", path: str = "/store/a") -> checkpoint_pb2.Artifact:
+    source = checkpoint_pb2.CheckpointSource(kind=LOCAL, path=path)
+    return checkpoint_pb2.Artifact(base=base, component=component, scheme=device_pb2.SCHEME_FP8, source=source)
+
+
+def test_a_hosted_artifact_replaces_the_dense_denoiser_and_its_download() -> None:
+    answer = ask("flux.1-dev").plan
+    assert denoiser(answer).source.kind == HOSTED
+    assert denoiser(answer).source.file == "FLUX.1-dev-FP8.pt"
+    # fp8 transformer 11.92 GB; T5 9.52, CLIP 0.25 and VAE 0.17 dense; the 23.8 GB of shards it replaces are left.
+    dense = 9_524_621_312 + 246_120_960 + 167_639_366
+    assert answer.source.fetch_bytes == dense + denoiser(answer).weight_bytes
+    assert answer.source.transient_bytes == answer.memory.weight_bytes
+
+
+def test_its_dense_fallback_has_a_budget_of_its_own() -> None:
+    answer = ask("flux.1-dev").plan
+    dense = next(item.plan for item in answer.fallbacks if item.trigger == SOURCE_FAILED)
+    assert dense.source.kind == QUANTISE
+    load = next(stage for stage in dense.memory.stages if stage.stage == plan_pb2.MEMORY_STAGE_LOAD)
+    assert load.weight_bytes == 11_901_408_320 * 2
+    assert dense.memory.required_bytes <= dense.memory.limit_bytes
+    # On 16 GB the dense transformer does not fit while it is quantised: what follows is stored instead.
+    small = ask("flux.1-dev", "rtx-4080").plan
+    after = next(item.plan for item in small.fallbacks if item.trigger == SOURCE_FAILED)
+    assert after.source.kind == DENSE
+
+
+def test_what_the_builder_has_goes_before_what_the_hub_has() -> None:
+    answer = ask("flux.1-dev", artifacts=[artifact("black-forest-labs/FLUX.1-dev")]).plan
+    assert denoiser(answer).source.path == "/store/a"
+    assert answer.source.fetch_bytes == 9_524_621_312 + 246_120_960 + 167_639_366
+
+
+def test_dense_weights_on_the_machine_go_before_a_download() -> None:
+    inspection = worker_pb2.Inspection(is_present=True, present_bytes=34 * GB, disk_free_bytes=100 * GB)
+    answer = ask("flux.1-dev", inspection=inspection).plan
+    assert answer.source.kind == QUANTISE
+    assert answer.source.fetch_bytes == 0
+
+
+def test_an_artifact_of_another_base_is_not_taken() -> None:
+    answer = ask("z-image", artifacts=[artifact("Tongyi-MAI/Z-Image-Turbo")]).plan
+    assert answer.source.kind == QUANTISE
+    hosted = {part.name for part in answer.components if part.source.kind == HOSTED}
+    assert "transformer" not in hosted
+
+
+def test_identical_text_encoders_are_shared_and_unlike_ones_are_not() -> None:
+    wish = plan_pb2.PlanPreferences(text_encoder_scheme=device_pb2.SCHEME_FP8_STORAGE)
+    encoders = {
+        model: next(part for part in ask(model, preferences=wish).plan.components if part.name == "text_encoder")
+        for model in ("z-image", "flux.2-klein-4b", "hunyuanimage-2.1")
+    }
+    assert encoders["z-image"].source.repo_id == "unsloth/Z-Image-Turbo-FP8"
+    assert encoders["hunyuanimage-2.1"].source.repo_id == "unsloth/Qwen-Image-FP8"
+    assert not encoders["flux.2-klein-4b"].HasField("source")
+
+
+def test_two_experts_come_from_artifacts_both_or_neither() -> None:
+    one = [artifact("Wan-AI/Wan2.2-T2V-A14B-Diffusers")]
+    half = ask("wan2.2-t2v-a14b", artifacts=one).plan
+    assert {part.source.kind for part in half.components if part.name.startswith("transformer")} == {HOSTED}
+    both = [*one, artifact("Wan-AI/Wan2.2-T2V-A14B-Diffusers", "transformer_2", "/store/b")]
+    whole = ask("wan2.2-t2v-a14b", artifacts=both).plan
+    assert {part.source.path for part in whole.components if part.name.startswith("transformer")} == {
+        "/store/a",
+        "/store/b",
+    }
+
+
+def test_a_full_disk_is_said_with_the_numbers() -> None:
+    inspection = worker_pb2.Inspection(disk_free_bytes=12 * GB)
+    response = ask("flux.1-dev", inspection=inspection)
+    assert response.WhichOneof("outcome") == "no_fit"
+    sentences = [item.reason.sentence for item in response.no_fit.candidates if item.reason.code == "DISK_FULL"]
+    assert any("the disk has 12.0 GB" in sentence for sentence in sentences)
+
+
+def test_float32_shards_count_at_their_size_on_the_hub() -> None:
+    wish = plan_pb2.PlanPreferences(scheme=device_pb2.SCHEME_NONE)
+    turbo, base = (ask(model, preferences=wish).plan for model in ("z-image-turbo", "z-image"))
+    assert turbo.source.fetch_bytes == 2 * base.source.fetch_bytes
+    assert turbo.memory.weight_bytes == base.memory.weight_bytes
+
+
+def test_a_gguf_file_stays_packed() -> None:
+    file = checkpoint_pb2.CheckpointSource(
+        kind=checkpoint_pb2.CHECKPOINT_KIND_GGUF, path="/models/flux1-dev-Q8_0.gguf", size_bytes=12_700_000_000
+    )
+    answer = ask("flux.1-dev", "rtx-4090", preferences=plan_pb2.PlanPreferences(source=file)).plan
+    assert denoiser(answer).scheme == device_pb2.SCHEME_GGUF
+    assert denoiser(answer).weight_bytes == int(12_700_000_000 * 1.05)
+    assert denoiser(answer).source.path == "/models/flux1-dev-Q8_0.gguf"
