@@ -9,10 +9,11 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from darkroom.cli import options
 from darkroom.cli.session import DEFAULT, Address
 
 if TYPE_CHECKING:
@@ -23,64 +24,23 @@ if TYPE_CHECKING:
     from darkroom.client import AsyncClient
     from darkroom.v1 import job_pb2
 
-MAX_SEED = 2**64 - 1
-MAX_COUNT = 100
-
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to show.", metavar="PROMPT", show_default=False)],
-    model: Annotated[
-        str, typer.Option("--model", "-m", metavar="NAME", help="Name or alias; see darkroom models.")
-    ] = "emoji",
-    size: Annotated[
-        str | None,
-        typer.Option(
-            "--size", "-s", metavar="WxH", help="In pixels: 128x128, or 128 for a square.", show_default=False
-        ),
-    ] = None,
-    width: Annotated[
-        int | None, typer.Option(metavar="N", help="Pixels; instead of --size.", show_default=False)
-    ] = None,
-    height: Annotated[
-        int | None, typer.Option(metavar="N", help="Pixels; instead of --size.", show_default=False)
-    ] = None,
-    steps: Annotated[int | None, typer.Option(metavar="N", help="Denoising steps.", show_default="the model's")] = None,
-    guidance: Annotated[
-        float | None, typer.Option("--guidance", "-g", metavar="X", help="Guidance scale.", show_default="the model's")
-    ] = None,
-    negative: Annotated[
-        str | None,
-        typer.Option("--negative", "-n", metavar="TEXT", help="What to steer away from.", show_default="the model's"),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=0, max=MAX_SEED, help="Same seed, same picture.", show_default="drawn"),
-    ] = None,
-    count: Annotated[
-        int,
-        typer.Option(
-            "--count", "-c", metavar="N", min=1, max=MAX_COUNT, help="Pictures, with seeds that follow each other."
-        ),
-    ] = 1,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="PATH",
-            help="File or folder; - for standard output.",
-            show_default="here, named by the prompt",
-        ),
-    ] = None,
-    format: Annotated[
-        str | None,
-        typer.Option(
-            "--format", "-f", metavar="NAME", help="png, jpeg or webp.", show_default="by the file's suffix, else png"
-        ),
-    ] = None,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists.")] = False,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Submit, print the job's id, and leave.")] = False,
-    show: Annotated[bool, typer.Option(help="Show the picture where the terminal can.")] = True,
+    prompt: options.Prompt,
+    model: options.Model = "emoji",
+    size: options.Size = None,
+    width: options.Side = None,
+    height: options.Side = None,
+    steps: options.Steps = None,
+    guidance: options.Guidance = None,
+    negative: options.Negative = None,
+    seed: options.Seed = None,
+    count: options.Count = 1,
+    output: options.OutputPath = None,
+    format: options.Format = None,
+    overwrite: options.Overwrite = False,
+    detach: options.Detach = False,
+    show: options.Show = True,
     address: Address = DEFAULT,
 ) -> None:
     """Make pictures of a text.

@@ -18,7 +18,7 @@ from darkroom.cli.up import services_are_here
 
 if TYPE_CHECKING:
     from darkroom.rpc.errors import DarkroomError
-    from darkroom.v1 import device_pb2, model_service_pb2, plan_pb2
+    from darkroom.v1 import model_service_pb2
 
 START_S = 20.0
 CALL_S = 20.0
@@ -26,11 +26,7 @@ STOP_S = 5.0
 
 
 async def plan_without_gateway(
-    model: str,
-    device: device_pb2.Device,
-    preferences: plan_pb2.PlanPreferences,
-    workload: plan_pb2.Workload | None,
-    silence: DarkroomError,
+    request: model_service_pb2.PlanModelRequest, silence: DarkroomError
 ) -> model_service_pb2.PlanModelResponse:
     """Returns what a gateway would have answered.
 
@@ -45,14 +41,19 @@ async def plan_without_gateway(
 
     if not services_are_here():
         raise silence
-    request = planner_service_pb2.PlanRequest(model=model, device=device, preferences=preferences, workload=workload)
+    question = planner_service_pb2.PlanRequest(
+        model=request.model,
+        device=request.device,
+        preferences=request.preferences,
+        workload=request.workload if request.HasField("workload") else None,
+    )
     async with _running_planner(silence) as address, open_channel(address) as channel:
         stub = planner_service_pb2_grpc.PlannerServiceStub(channel)
         try:
-            answer = await stub.Plan(request, timeout=CALL_S)
+            answer = await stub.Plan(question, timeout=CALL_S)
         except grpc.aio.AioRpcError as failure:
             raise from_rpc_error(failure) from failure
-    response = model_service_pb2.PlanModelResponse(device=device)
+    response = model_service_pb2.PlanModelResponse(device=request.device)
     getattr(response, answer.WhichOneof("outcome")).CopyFrom(getattr(answer, answer.WhichOneof("outcome")))
     return response
 

@@ -52,27 +52,18 @@ def plan(
     from darkroom.cli.plan_tables import plan_report, refusal_report
     from darkroom.cli.session import output_console, with_client
     from darkroom.cli.text import to_json
+    from darkroom.v1 import model_service_pb2
 
     if device is not None and worker is not None:
         raise UserError("--device and --worker exclude each other", "Leave one of them out.", EXIT_USAGE)
-    described = describe_device(device, taken) if device is not None else None
-    preferences = _preferences(scheme, memory, speed)
-    workload = _workload(size)
-
-    async def ask(client: AsyncClient) -> model_service_pb2.PlanModelResponse:
-        from darkroom.cli.local_planner import plan_without_gateway
-        from darkroom.client import errors
-
-        try:
-            return await client.plan(
-                model, worker_id=worker, device=described, preferences=preferences, workload=workload
-            )
-        except errors.UnavailableError as silence:
-            if described is None or silence.reason != "UNAVAILABLE":
-                raise
-            return await plan_without_gateway(model, described, preferences, workload, silence)
-
-    response = with_client(address, ask)
+    request = model_service_pb2.PlanModelRequest(
+        model=model,
+        worker_id=worker,
+        device=describe_device(device, taken) if device is not None else None,
+        preferences=_preferences(scheme, memory, speed),
+        workload=_workload(size),
+    )
+    response = with_client(address, lambda client: _ask(client, request))
     fits = response.HasField("plan")
     if as_json:
         typer.echo(to_json(response))
@@ -81,6 +72,26 @@ def plan(
         output_console().print(report)
     if not fits:
         raise typer.Exit(1)
+
+
+async def _ask(client: AsyncClient, request: model_service_pb2.PlanModelRequest) -> model_service_pb2.PlanModelResponse:
+    """Asks the gateway; for a described device a planner of our own does as well where no gateway answers."""
+    from darkroom.cli.local_planner import plan_without_gateway
+    from darkroom.client import errors
+
+    is_described = request.HasField("device")
+    try:
+        return await client.plan(
+            request.model,
+            worker_id=request.worker_id if request.HasField("worker_id") else None,
+            device=request.device if is_described else None,
+            preferences=request.preferences,
+            workload=request.workload if request.HasField("workload") else None,
+        )
+    except errors.UnavailableError as silence:
+        if not is_described or silence.reason != "UNAVAILABLE":
+            raise
+        return await plan_without_gateway(request, silence)
 
 
 def describe_device(name: str, taken_gb: float) -> device_pb2.Device:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import darkroom.client
@@ -47,11 +47,12 @@ def test_every_public_method_says_what_it_does() -> None:
             assert name.startswith("_") or inspect.getdoc(method), f"{kind.__name__}.{name}"
 
 
-def test_importing_the_client_takes_less_than_0_4_s() -> None:
-    # Measured: 0.16 s on 2 cores with Python 3.11 and grpcio 1.85. The best of three, because neighbours are noisy.
+def test_importing_the_client_takes_less_than_0_4_s_of_a_core() -> None:
+    # Measured: 0.14 s on an idle core with Python 3.11 and grpcio 1.85. Time of the core, because neighbours are noisy.
     seconds = []
     for _ in range(3):
-        began = time.perf_counter()
+        before = os.times()
         subprocess.run([sys.executable, "-c", "import darkroom.client"], check=True, cwd=ROOT)
-        seconds.append(time.perf_counter() - began)
+        after = os.times()
+        seconds.append(after.children_user + after.children_system - before.children_user - before.children_system)
     assert min(seconds) < 0.4
