@@ -38,11 +38,7 @@ class WorkerSettings(Settings):
     worker_keep_bytes: int = Field(
         512 * 2**20, gt=0, description="Most bytes of finished outputs that are kept; the oldest go first."
     )
-    # Two threads on two busy cores wait for each other by spinning: the emoji model took 10 to 28 s a picture beside
-    # other work, 1.6 s with one thread; on idle cores 0.7 s and 1.0 s (torch 2.13, AMD EPYC, 2 cores).
-    worker_threads: int = Field(
-        0, ge=0, description="CPU threads of the engine; 0 leaves it to PyTorch. On busy cores 1 is far faster."
-    )
+    worker_threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 leaves the choice to PyTorch.")
 
     @property
     def model_folders(self) -> list[Path]:
