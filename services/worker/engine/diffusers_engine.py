@@ -12,8 +12,8 @@ import warnings
 # Before diffusers or transformers is imported: they read these once. A bar on stderr is no log line.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# libgomp reads this when torch loads it. Its threads spin while they wait, which on busy cores starves whoever they wait
-# for. The emoji picture on 2 cores (AMD EPYC, torch 2.13, bfloat16, same bytes): at a load of 7 it took 10 to 28 s
+# libgomp reads this when torch loads it. Its threads spin while they wait, which on busy cores starves whoever they
+# wait for. The emoji picture on 2 cores (AMD EPYC, torch 2.13, bfloat16, same bytes): at a load of 7 it took 10 to 28 s
 # spinning and 1.8 s sleeping; on idle cores 0.7 s and 0.95 s. A machine of its own may set OMP_WAIT_POLICY=ACTIVE.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
