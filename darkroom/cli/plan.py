@@ -58,11 +58,12 @@ def plan(
         raise UserError("--device and --worker exclude each other", "Leave one of them out.", EXIT_USAGE)
     request = model_service_pb2.PlanModelRequest(
         model=model,
-        worker_id=worker,
         device=describe_device(device, taken) if device is not None else None,
         preferences=_preferences(scheme, memory, speed),
         workload=_workload(size),
     )
+    if worker is not None:
+        request.worker_id = worker
     response = with_client(address, lambda client: _ask(client, request))
     fits = response.HasField("plan")
     if as_json:
