@@ -14,7 +14,7 @@ help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
 demo: .venv/run ## paint PROMPT through gateway, planner, worker and Redis
-	@$(RUN) -m darkroom.cli demo "$$PROMPT"
+	@$(RUN) -m darkroom.cli demo -- "$$PROMPT"
 demo: export PROMPT := $(PROMPT)
 
 test: .venv/dev check .cache/debian-redis/redis-server ## everything that CI runs
