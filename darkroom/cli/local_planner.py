@@ -11,14 +11,14 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import TYPE_CHECKING
 
 from darkroom.cli.up import services_are_here
 
 if TYPE_CHECKING:
     from darkroom.rpc.errors import DarkroomError
-    from darkroom.v1 import model_service_pb2
+    from darkroom.v1 import model_service_pb2, planner_service_pb2
 
 START_S = 20.0
 CALL_S = 20.0
@@ -26,9 +26,9 @@ STOP_S = 5.0
 
 
 async def plan_without_gateway(
-    request: model_service_pb2.PlanModelRequest, silence: DarkroomError
-) -> model_service_pb2.PlanModelResponse:
-    """Returns what a gateway would have answered.
+    requests: Sequence[model_service_pb2.PlanModelRequest], silence: DarkroomError
+) -> list[model_service_pb2.PlanModelResponse]:
+    """Returns what a gateway would have answered, request by request.
 
     Raises:
         DarkroomError: the planner's; or `silence`, the gateway's, where no planner can be started.
@@ -37,24 +37,37 @@ async def plan_without_gateway(
 
     from darkroom.rpc.channels import open_channel
     from darkroom.rpc.status import from_rpc_error
-    from darkroom.v1 import model_service_pb2, planner_service_pb2, planner_service_pb2_grpc
+    from darkroom.v1 import planner_service_pb2_grpc
 
     if not services_are_here():
         raise silence
-    question = planner_service_pb2.PlanRequest(
+    async with _running_planner(silence) as address, open_channel(address) as channel:
+        stub = planner_service_pb2_grpc.PlannerServiceStub(channel)
+        try:
+            return [_as_gateway(request, await stub.Plan(_ask(request), timeout=CALL_S)) for request in requests]
+        except grpc.aio.AioRpcError as failure:
+            raise from_rpc_error(failure) from failure
+
+
+def _ask(request: model_service_pb2.PlanModelRequest) -> planner_service_pb2.PlanRequest:
+    from darkroom.v1 import planner_service_pb2
+
+    return planner_service_pb2.PlanRequest(
         model=request.model,
         device=request.device,
         preferences=request.preferences,
         workload=request.workload if request.HasField("workload") else None,
     )
-    async with _running_planner(silence) as address, open_channel(address) as channel:
-        stub = planner_service_pb2_grpc.PlannerServiceStub(channel)
-        try:
-            answer = await stub.Plan(question, timeout=CALL_S)
-        except grpc.aio.AioRpcError as failure:
-            raise from_rpc_error(failure) from failure
+
+
+def _as_gateway(
+    request: model_service_pb2.PlanModelRequest, answer: planner_service_pb2.PlanResponse
+) -> model_service_pb2.PlanModelResponse:
+    from darkroom.v1 import model_service_pb2
+
     response = model_service_pb2.PlanModelResponse(device=request.device)
-    getattr(response, answer.WhichOneof("outcome")).CopyFrom(getattr(answer, answer.WhichOneof("outcome")))
+    outcome = answer.WhichOneof("outcome") or "no_fit"
+    getattr(response, outcome).CopyFrom(getattr(answer, outcome))
     return response
 
 

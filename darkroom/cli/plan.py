@@ -5,6 +5,7 @@ Knows nothing of how plans are made. Invariant: what is printed is what the plan
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -21,7 +22,7 @@ def plan(
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", help="A device that need not be here: rtx-3090, h200.", show_default="a free worker's"
+            "--device", help="A device that need not be here: rtx-3090, h200; or all.", show_default="a free worker's"
         ),
     ] = None,
     taken: Annotated[
@@ -47,8 +48,11 @@ def plan(
       darkroom plan flux.1-dev --device rtx-3090 --taken 5
 
       darkroom plan flux.1-dev --device h200 --scheme int8 --json
+
+      darkroom plan qwen-image --device all
     """
     from darkroom.cli.failures import EXIT_USAGE, UserError
+    from darkroom.cli.plan_comparison import comparison
     from darkroom.cli.plan_tables import plan_report, refusal_report
     from darkroom.cli.session import output_console, with_client
     from darkroom.cli.text import to_json
@@ -56,18 +60,20 @@ def plan(
 
     if device is not None and worker is not None:
         raise UserError("--device and --worker exclude each other", "Leave one of them out.", EXIT_USAGE)
-    request = model_service_pb2.PlanModelRequest(
-        model=model,
-        device=describe_device(device, taken) if device is not None else None,
-        preferences=_preferences(scheme, memory, speed),
-        workload=_workload(size),
-    )
+    requests = [
+        model_service_pb2.PlanModelRequest(
+            model=model, device=item, preferences=_preferences(scheme, memory, speed), workload=_workload(size)
+        )
+        for item in (describe_devices(device, taken) if device is not None else [None])
+    ]
     if worker is not None:
-        request.worker_id = worker
-    response = with_client(address, lambda client: _ask(client, request))
-    fits = response.HasField("plan")
+        requests[0].worker_id = worker
+    responses = with_client(address, lambda client: _ask(client, requests))
+    response, fits = responses[0], any(item.HasField("plan") for item in responses)
     if as_json:
-        typer.echo(to_json(response))
+        typer.echo(to_json(responses if len(responses) > 1 else response))
+    elif len(responses) > 1:
+        output_console().print(comparison(model, responses))
     else:
         report = plan_report(response) if fits else refusal_report(model, response)
         output_console().print(report)
@@ -75,28 +81,32 @@ def plan(
         raise typer.Exit(1)
 
 
-async def _ask(client: AsyncClient, request: model_service_pb2.PlanModelRequest) -> model_service_pb2.PlanModelResponse:
+async def _ask(
+    client: AsyncClient, requests: Sequence[model_service_pb2.PlanModelRequest]
+) -> list[model_service_pb2.PlanModelResponse]:
     """Asks the gateway; for a described device a planner of our own does as well where no gateway answers."""
     from darkroom.cli.local_planner import plan_without_gateway
     from darkroom.client import errors
 
-    is_described = request.HasField("device")
     try:
-        return await client.plan(
-            request.model,
-            worker_id=request.worker_id if request.HasField("worker_id") else None,
-            device=request.device if is_described else None,
-            preferences=request.preferences,
-            workload=request.workload if request.HasField("workload") else None,
-        )
+        return [
+            await client.plan(
+                request.model,
+                worker_id=request.worker_id if request.HasField("worker_id") else None,
+                device=request.device if request.HasField("device") else None,
+                preferences=request.preferences,
+                workload=request.workload if request.HasField("workload") else None,
+            )
+            for request in requests
+        ]
     except errors.UnavailableError as silence:
-        if not is_described or silence.reason != "UNAVAILABLE":
+        if not requests[0].HasField("device") or silence.reason != "UNAVAILABLE":
             raise
-        return await plan_without_gateway(request, silence)
+        return await plan_without_gateway(requests, silence)
 
 
-def describe_device(name: str, taken_gb: float) -> device_pb2.Device:
-    """Returns a device of the catalogue by its name, "rtx-3090", with some of its memory held by others.
+def describe_devices(name: str, taken_gb: float) -> list[device_pb2.Device]:
+    """Returns a device of the catalogue by its name, "rtx-3090", or all, with some of their memory held by others.
 
     Raises:
         InvalidRequestError: no such device is described; names close ones.
@@ -106,11 +116,14 @@ def describe_device(name: str, taken_gb: float) -> device_pb2.Device:
     from darkroom.knowledge import load_catalogue
 
     extra_paths = [path for path in os.environ.get("DARKROOM_CATALOG_PATH", "").split(os.pathsep) if path]
-    device = load_catalogue(extra_paths).device(name)
-    taken_bytes = min(int(taken_gb * 1e9), device.memory.free_bytes)
-    device.memory.foreign_bytes += taken_bytes
-    device.memory.free_bytes -= taken_bytes
-    return device
+    catalogue = load_catalogue(extra_paths)
+    names = sorted(catalogue.devices, key=lambda key: catalogue.devices[key].order) if name == "all" else [name]
+    devices = [catalogue.device(item) for item in names]
+    for device in devices:
+        taken_bytes = min(int(taken_gb * 1e9), device.memory.free_bytes)
+        device.memory.foreign_bytes += taken_bytes
+        device.memory.free_bytes -= taken_bytes
+    return devices
 
 
 def _preferences(scheme: str | None, memory: str | None, speed: str | None) -> plan_pb2.PlanPreferences:

@@ -67,6 +67,9 @@ class Activations:
     bytes_each: Annotated[float, AtLeast(0)]
     # False where it is reckoned from widths.
     is_measured: bool = False
+    # Operations of a forward pass for each parameter and token, attention included: far below two where picture and
+    # text have weights of their own, above it where attention is long.
+    flops_each: Annotated[float, AtLeast(0)] = 2.2
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from darkroom.knowledge import Catalogue, Variant
 from darkroom.knowledge.devices import capability_of, class_of
-from darkroom.knowledge.family import Compute
+from darkroom.knowledge.family import Activations, Compute
 from darkroom.rpc.errors import InvalidRequestError
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, planner_service_pb2
 from services.planner.engines import GGUF, NATIVE, choose_engine, native_source
@@ -18,6 +18,8 @@ from services.planner.words import reason
 
 MOST_ADAPTERS = 8
 MOST_WEIGHT = 2.0
+# Of a denoiser that has no figures.
+UNKNOWN = Activations(bytes_each=0.0)
 
 
 @dataclass(frozen=True)
@@ -63,16 +65,14 @@ class Question:
 
     @functools.cached_property
     def step_flops(self) -> float:
-        """Operations of one denoising step, reckoned: two for each parameter of one expert and token."""
+        """Operations of one denoising step of the largest expert."""
         tokens = self.num_tokens + self.variant.limits.max_prompt_tokens * self.workload.batch_size
-        return 2.0 * self.num_denoiser_parameters * tokens
-
-    @functools.cached_property
-    def num_denoiser_parameters(self) -> int:
-        """Parameters of the denoiser, or of the largest expert."""
         parts = self.variant.components.values()
-        denoisers = [part for part in parts if part.role == plan_pb2.COMPONENT_ROLE_DENOISER]
-        return max(self.catalogue.weights[part.architecture].parameters for part in denoisers)
+        names = [part.architecture for part in parts if part.role == plan_pb2.COMPONENT_ROLE_DENOISER]
+        return max(
+            self.catalogue.activations.get(name, UNKNOWN).flops_each * self.catalogue.weights[name].parameters * tokens
+            for name in names
+        )
 
     @functools.cached_property
     def num_tokens(self) -> int:
