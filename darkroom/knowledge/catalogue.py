@@ -79,6 +79,7 @@ class Catalogue:
         self.activations = shared.activations
         self.decoding = shared.decoding
         self.devices = shared.devices
+        self.devices_by_name = {facts.name: facts for facts in shared.devices.values()}
         self.schemes = shared.schemes
         self.classes = shared.classes
         self.sharing = shared.sharing

@@ -77,13 +77,18 @@ def candidates(question: Question, ladder: Ladder, sizes: Bytes) -> Iterator[Can
     is_eager = question.wishes.memory_mode == plan_pb2.MEMORY_MODE_FAST
     sources = {scheme: denoiser_sources(question, scheme) for scheme in ladder.schemes}
     overheads = {scheme: _overhead(question, scheme) for scheme in ladder.schemes}
+    schemes = {
+        (casts, streams): tuple(_schemes(question, ladder, casts, streams))
+        for casts in (False, True)
+        for streams in (False, True)
+    }
     for arrangement in _arrangements(question, ladder):
         placement = arrangement.placement
         is_resident = placement.tier == NONE
         needs = whole if is_resident and not question.device.has_unified_memory else sliced
         fill = RESIDENT_FILL if is_resident and not is_eager else 1.0
         text_scheme = _text_scheme(arrangement, ladder)
-        for scheme in _schemes(question, arrangement, ladder):
+        for scheme in schemes[arrangement.casts_denoiser, placement.tier in UNSTREAMABLE_TIERS]:
             over = overheads[scheme]
             for source in sources[scheme]:
                 if _is_allowed(question, placement, source):
@@ -115,14 +120,14 @@ def _text_scheme(arrangement: Arrangement, ladder: Ladder) -> Scheme:
     return STORAGE if arrangement.casts_text_encoders else ladder.text_schemes[0]
 
 
-def _schemes(question: Question, arrangement: Arrangement, ladder: Ladder) -> Iterator[Scheme]:
-    """Yields the denoiser's schemes that work in this arrangement."""
+def _schemes(question: Question, ladder: Ladder, casts: bool, streams: bool) -> Iterator[Scheme]:
+    """Yields the denoiser's schemes that work where it is cast or not, and streamed or not."""
     is_balanced = question.wishes.memory_mode == plan_pb2.MEMORY_MODE_BALANCED
     for scheme in ladder.schemes:
-        is_streamable = scheme in (DENSE, STORAGE) or arrangement.placement.tier not in UNSTREAMABLE_TIERS
+        is_streamable = scheme in (DENSE, STORAGE) or not streams
         # Balanced stays bit-identical to resident where it can.
         is_exact = not is_balanced or scheme != STORAGE or DENSE not in ladder.schemes
-        if is_streamable and is_exact and (scheme == STORAGE) == arrangement.casts_denoiser:
+        if is_streamable and is_exact and (scheme == STORAGE) == casts:
             yield scheme
 
 

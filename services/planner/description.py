@@ -27,12 +27,13 @@ def describe(question: Question, supply: Supply, sizes: Bytes, candidate: Candid
     """
     variant, placement, is_video = question.variant, candidate.placement, question.workload.num_frames > 1
     compiled = speed.compile_plan(question, placement, candidate.scheme)
+    needs = candidate.demand
     plan = plan_pb2.Plan(
         model=variant.name,
         family=variant.family,
         engine=question.engine,
         pipeline_class=variant.pipeline_class,
-        source=base_source(question, candidate, sizes),
+        source=base_source(question, candidate, needs, sizes),
         components=component_plans(question, candidate, sizes),
         compute_type=question.compute_type,
         offload=placement.tier,
@@ -47,7 +48,7 @@ def describe(question: Question, supply: Supply, sizes: Bytes, candidate: Candid
         adapters=_adapters(question, candidate),
         call=variant.call,
         workload=question.workload,
-        memory=budget_message(supply, candidate.demand, candidate.fill),
+        memory=budget_message(supply, needs, candidate.fill),
         idle=idle_budgets(question, compiled is not None),
         catalogue_digest=question.catalogue.digest,
         is_assumed=question.device.is_assumed and not _is_plain(candidate),

@@ -10,6 +10,7 @@ from google.protobuf import duration_pb2
 from darkroom.knowledge import Component
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2
 from services.planner.candidates import Candidate
+from services.planner.memory import Demand
 from services.planner.question import Question
 from services.planner.sizes import DENOISER, TEXT_ENCODER, VAE, Bytes
 from services.planner.sources import QUANTISE, fetch_bytes, hosted
@@ -20,6 +21,9 @@ _WORST_GPU_FLOPS = 1e13
 # A step may take this many times its reckoned worst before it counts as hung.
 _PATIENCE = 10
 _LEAST_DENOISE_S = 60
+_DOWNLOAD, _ASSEMBLE, _COMPILE, _NO_COMPILE, _OTHER = (
+    duration_pb2.Duration(seconds=seconds) for seconds in (300, 600, 1200, 60, 120)
+)
 
 
 def component_plans(question: Question, candidate: Candidate, sizes: Bytes) -> list[plan_pb2.ComponentPlan]:
@@ -64,7 +68,9 @@ def _component_source(
     return component.source
 
 
-def base_source(question: Question, candidate: Candidate, sizes: Bytes) -> checkpoint_pb2.CheckpointSource:
+def base_source(
+    question: Question, candidate: Candidate, needs: Demand, sizes: Bytes
+) -> checkpoint_pb2.CheckpointSource:
     """Returns where the pipeline is read from, and what that costs."""
     source = question.catalogue.source(question.variant.name)
     if question.wishes.HasField("source") and question.gguf is None:
@@ -72,22 +78,21 @@ def base_source(question: Question, candidate: Candidate, sizes: Bytes) -> check
     if candidate.source.kind == QUANTISE and source.kind == checkpoint_pb2.CHECKPOINT_KIND_DENSE:
         source.kind = QUANTISE
     source.fetch_bytes = fetch_bytes(question, candidate.source, sizes)
-    source.transient_bytes = max(weights for _, weights, _ in candidate.demand.stages)
-    source.steady_bytes = next(
-        weights for stage, weights, _ in candidate.demand.stages if stage == plan_pb2.MEMORY_STAGE_DENOISE
-    )
+    source.transient_bytes = max([weights for _, weights, _ in needs.stages])
+    source.steady_bytes = next(weights for stage, weights, _ in needs.stages if stage == plan_pb2.MEMORY_STAGE_DENOISE)
     return source
 
 
 def idle_budgets(question: Question, is_compiled: bool) -> plan_pb2.IdleBudgets:
     """Returns the longest silence of each phase: generous, since a slow step under pressure is no hang."""
     worst = question.step_flops / _WORST_FLOPS.get(question.device.kind, _WORST_GPU_FLOPS)
-    step_s = int(_LEAST_DENOISE_S + _PATIENCE * worst)
+    step = duration_pb2.Duration(seconds=int(_LEAST_DENOISE_S + _PATIENCE * worst))
+    other = step if step.seconds > _OTHER.seconds else _OTHER
     return plan_pb2.IdleBudgets(
-        download=duration_pb2.Duration(seconds=300),
-        assemble=duration_pb2.Duration(seconds=600),
-        compile=duration_pb2.Duration(seconds=1200 if is_compiled else 60),
-        encode=duration_pb2.Duration(seconds=max(120, step_s)),
-        denoise=duration_pb2.Duration(seconds=step_s),
-        decode=duration_pb2.Duration(seconds=max(120, step_s)),
+        download=_DOWNLOAD,
+        assemble=_ASSEMBLE,
+        compile=_COMPILE if is_compiled else _NO_COMPILE,
+        encode=other,
+        denoise=step,
+        decode=other,
     )

@@ -40,6 +40,13 @@ class Bytes:
         parts = list(question.variant.components.values())
         self._denoisers = [part for part in parts if part.role == DENOISER]
         self._texts = [part for part in parts if part.role == TEXT_ENCODER]
+        self._dense_expert = max(self.of(part, device_pb2.SCHEME_NONE) for part in self._denoisers)
+        item, counted = question.item_bytes, [self._counted(part) for part in self._denoisers]
+        self._text_layer = item * max((self._counted(part).largest_layer_parameters for part in self._texts), default=0)
+        self._denoiser_layer = item * max(part.largest_layer_parameters for part in counted)
+        self._streamed_denoiser = item * max(
+            part.parameters - part.block_parameters + 2 * part.largest_block_parameters for part in counted
+        )
         self._companions = sum(
             self.of(part, vae_scheme if part.role == VAE else device_pb2.SCHEME_NONE)
             for part in parts
@@ -81,20 +88,17 @@ class Bytes:
     def _reckon(self, scheme: Scheme, text_scheme: Scheme, visits_dense: bool) -> Weights:
         denoisers = [self.of(part, scheme) for part in self._denoisers]
         texts = [self.of(part, text_scheme) for part in self._texts]
-        dense = max(self.of(part, device_pb2.SCHEME_NONE) for part in self._denoisers)
-        item = self._question.item_bytes
-        counted = [self._counted(part) for part in self._denoisers]
+        all_denoisers, expert = sum(denoisers), max(denoisers)
         return Weights(
-            denoiser=sum(denoisers),
-            expert=max(denoisers),
+            denoiser=all_denoisers,
+            expert=expert,
             text=sum(texts),
             text_encoder=max(texts, default=0),
             companions=self._companions,
-            text_layer=item * max((self._counted(part).largest_layer_parameters for part in self._texts), default=0),
-            denoiser_layer=item * max(part.largest_layer_parameters for part in counted),
-            streamed_denoiser=item
-            * max(part.parameters - part.block_parameters + 2 * part.largest_block_parameters for part in counted),
-            loading=sum(denoisers) - max(denoisers) + dense if visits_dense else 0,
+            text_layer=self._text_layer,
+            denoiser_layer=self._denoiser_layer,
+            streamed_denoiser=self._streamed_denoiser,
+            loading=all_denoisers - expert + self._dense_expert if visits_dense else 0,
         )
 
     def _counted(self, component: Component) -> Counted:

@@ -139,7 +139,7 @@ def step_estimate(
 
 def _streaming(question: Question, streamed_bytes: int) -> plan_pb2.StepEstimate:
     link = question.device.host_link_bytes_per_second
-    facts = next((item for item in question.catalogue.devices.values() if item.name == question.device.name), None)
+    facts = question.catalogue.devices_by_name.get(question.device.name)
     if not link or facts is None or not facts.peak_flops:
         return plan_pb2.StepEstimate(source="the speed of the link to the host, or of the device, is not known")
     step_s = question.step_flops / (facts.peak_flops * EAGER_SHARE)

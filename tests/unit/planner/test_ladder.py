@@ -192,3 +192,10 @@ def test_the_native_engine_is_honoured_or_refused() -> None:
     denoiser = next(part for part in native.components if part.name == "transformer")
     # 6,154,908,736 parameters, 34 bytes for 32, and a twentieth on top.
     assert (denoiser.scheme, denoiser.weight_bytes) == (device_pb2.SCHEME_GGUF, int(6_154_908_736 * 34 / 32 * 1.05))
+
+
+def test_streaming_is_reckoned_as_it_was_measured_on_an_h200() -> None:
+    streamed = answer("flux.1-dev", CATALOGUE.device("h200"), memory_mode=plan_pb2.MEMORY_MODE_BALANCED).plan
+    # 552 against 174.5 ms a step were measured: 3.16.
+    assert streamed.step.ratio == pytest.approx(551.6 / 174.5, rel=0.03)
+    assert not streamed.step.is_measured
