@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import sys
 from collections.abc import AsyncIterator
 
@@ -40,6 +41,8 @@ def main() -> None:
         servicer = PlannerServicer(load_catalogue(settings.catalog_paths))
     except InvalidCatalogueError as wrong:
         sys.exit(wrong.message)
+    # The catalogue lives as long as the process: collections need not walk it each time.
+    gc.freeze()
 
     @contextlib.asynccontextmanager
     async def lifespan(health: Health) -> AsyncIterator[Application]:

@@ -19,14 +19,16 @@ from services.planner.words import SCHEME_NAMES, reason, size
 TILE_SIDE = 512
 
 
-def describe(question: Question, supply: Supply, sizes: Bytes, candidate: Candidate) -> plan_pb2.Plan:
-    """Returns the plan of a candidate, without fallbacks.
+def describe(
+    question: Question, supply: Supply, sizes: Bytes, candidate: Candidate, is_eager: bool = False
+) -> plan_pb2.Plan:
+    """Returns the plan of a candidate, without fallbacks; an eager one compiles nothing.
 
     Raises:
         PlanRefusedError: an explicit attention kernel or step cache can't be honoured.
     """
     variant, placement, is_video = question.variant, candidate.placement, question.workload.num_frames > 1
-    compiled = speed.compile_plan(question, placement, candidate.scheme)
+    compiled = None if is_eager else speed.compile_plan(question, placement, candidate.scheme)
     needs = candidate.demand
     plan = plan_pb2.Plan(
         model=variant.name,

@@ -7,7 +7,7 @@ needs strictly less than the one before.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from darkroom.v1 import plan_pb2
 from services.planner.candidates import Candidate, is_fitting
@@ -22,16 +22,27 @@ MOST_SMALLER = 2
 WORTHWHILE = 0.9
 
 
-def fallbacks_of(chosen: Candidate, rest: Iterable[Candidate], supply: Supply) -> list[tuple[Trigger, Candidate]]:
+class Next(NamedTuple):
+    """What follows a failure."""
+
+    trigger: Trigger
+    candidate: Candidate
+    # Nothing is compiled.
+    is_eager: bool = False
+
+
+def fallbacks_of(chosen: Candidate, rest: Iterable[Candidate], supply: Supply, is_compiled: bool) -> list[Next]:
     """Returns what follows each failure of `chosen`, in order.
 
     Args:
         chosen: the candidate that is planned.
         rest: the candidates behind it, fastest first.
         supply: what they must fit.
+        is_compiled: the plan compiles, which may fail as a kernel may.
     """
-    found: list[tuple[Trigger, Candidate]] = []
+    found: list[Next] = []
     wants_source, wants_kernel = chosen.source.is_prequantised, chosen.scheme in CONVERTED
+    plain = None if wants_kernel else chosen
     least, num_smaller = chosen.required, 0
     for candidate in rest:
         if not (wants_source or wants_kernel or num_smaller < MOST_SMALLER):
@@ -39,12 +50,14 @@ def fallbacks_of(chosen: Candidate, rest: Iterable[Candidate], supply: Supply) -
         if not is_fitting(candidate, supply):
             continue
         if wants_source and not candidate.source.is_prequantised:
-            found.append((plan_pb2.FALLBACK_TRIGGER_SOURCE_FAILED, candidate))
+            found.append(Next(plan_pb2.FALLBACK_TRIGGER_SOURCE_FAILED, candidate))
             wants_source = False
         if wants_kernel and candidate.scheme not in CONVERTED:
-            found.append((plan_pb2.FALLBACK_TRIGGER_KERNEL_FAILED, candidate))
-            wants_kernel = False
+            found.append(Next(plan_pb2.FALLBACK_TRIGGER_KERNEL_FAILED, candidate))
+            wants_kernel, plain = False, candidate
         if candidate.required < least * WORTHWHILE and num_smaller < MOST_SMALLER:
-            found.append((plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY, candidate))
+            found.append(Next(plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY, candidate))
             least, num_smaller = candidate.required, num_smaller + 1
+    if is_compiled and plain is not None:
+        found.append(Next(plan_pb2.FALLBACK_TRIGGER_KERNEL_FAILED, plain, is_eager=True))
     return found

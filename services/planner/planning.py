@@ -49,8 +49,8 @@ def plan(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> plan
             continue
         answer = describe(question, supply, sizes, candidate)
         _explain(answer, question, ladder, supply, rejected)
-        for trigger, other in fallbacks_of(candidate, found, supply):
-            answer.fallbacks.add(trigger=trigger, plan=describe(question, supply, sizes, other))
+        for trigger, other, is_eager in fallbacks_of(candidate, found, supply, answer.HasField("compile")):
+            answer.fallbacks.add(trigger=trigger, plan=describe(question, supply, sizes, other, is_eager))
         return planner_service_pb2.PlanResponse(plan=answer)
     if not rejected:
         raise PlanRefusedError(

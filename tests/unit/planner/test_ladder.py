@@ -96,6 +96,12 @@ def test_a_described_device_says_that_its_probe_is_assumed() -> None:
     assert any(reason.sentence.startswith("probe: assumed") for reason in response.plan.reasons)
 
 
+def test_a_failed_compilation_falls_back_to_the_dense_model_uncompiled() -> None:
+    planned = answer("flux.1-dev", CATALOGUE.device("h200")).plan
+    kernel = [item.plan for item in planned.fallbacks if item.trigger == plan_pb2.FALLBACK_TRIGGER_KERNEL_FAILED]
+    assert [(item.HasField("compile"), item.step.ratio) for item in kernel] == [(True, 0.76), (False, 1.0)]
+
+
 def test_dynamic_quantisation_is_never_left_uncompiled_unasked() -> None:
     card = gpu("NVIDIA H100 80GB HBM3", (9, 0), 80 * GIB, probes={FP8: True, INT8: True})
     assert scheme_of(answer("flux.1-dev", card)) == NONE

@@ -26,7 +26,7 @@ TIERS = [
     plan_pb2.OFFLOAD_TIER_SEQUENTIAL,
 ]
 OUT_OF_MEMORY = plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY
-many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @st.composite
