@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
@@ -53,4 +53,7 @@ def describe_settings(settings_class: type[Settings]) -> str:
 
 def _show_default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
+    if isinstance(value, SecretStr):
+        # The stars of a set one, and nothing where nothing is set.
+        value = str(value)
     return str(value) if isinstance(value, Path) else repr(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from darkroom.rpc.settings import Settings, describe_settings, load_settings
 
@@ -41,3 +41,15 @@ def test_a_file_serves_as_well(tmp_path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_help_names_every_variable() -> None:
     assert "DARKROOM_LAMP_WATTS (default 60)\n      Power of the lamp in watts." in describe_settings(LampSettings)
+
+
+class SafeSettings(Settings):
+    safe_code: SecretStr = Field(SecretStr(""), description="Opens the safe.")
+    safe_key: SecretStr = Field(SecretStr("hunter2"), description="Opens the other safe.")
+
+
+def test_help_shows_that_no_secret_is_set_and_never_a_secret() -> None:
+    told = describe_settings(SafeSettings)
+    assert "DARKROOM_SAFE_CODE (default '')" in told
+    assert "hunter2" not in told
+    assert "SecretStr" not in told
