@@ -1,6 +1,6 @@
 """Measures what the planner predicts, on a real GPU at full size with random weights: bytes at rest, peaks, step times.
 
-    python -m bench.device_memory                                  every case, about five minutes on an H200
+    python -m bench.device_memory                                  every case: minutes on an idle H200
     python -m bench.device_memory --models flux.1 --save bench/results/device_memory.json
 
 No download: each architecture of the catalogue is built on the GPU from its configuration. Per denoiser and scheme:
