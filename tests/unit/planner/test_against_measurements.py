@@ -34,7 +34,7 @@ FORWARD = [
     ("wan2.2-t2v-a14b", WAN_CLIP, FP8, 14.43),
     ("wan2.2-t2v-a14b", WAN_CLIP, INT8, 15.57),
 ]
-# Qwen-Image was measured with its text stream in int8 too, which crashes on prompts of fewer than 17 tokens; ours leaves
+# Qwen-Image was measured with its text stream in int8 too, which crashes on prompts of fewer than 17 tokens; we leave
 # it dense: 60 blocks of four 3072×3072 and two 3072×12288 layers, and one of 3584×3072.
 QWEN_TEXT_STREAM = 60 * (4 * 3072 * 3072 + 2 * 3072 * 12288) + 3584 * 3072
 
