@@ -17,6 +17,8 @@ from services.planner.engines import GGUF, NATIVE, choose_engine, native_source
 from services.planner.words import reason
 
 MOST_ADAPTERS = 8
+# More than any model makes at once: 1,024 frames of 2,048 pixels square, sixteen times.
+MOST_PIXELS = 1 << 36
 MOST_WEIGHT = 2.0
 # Of a denoiser that has no figures.
 UNKNOWN = Activations(bytes_each=0.0)
@@ -115,6 +117,9 @@ def _check(request: planner_service_pb2.PlanRequest, workload: plan_pb2.Workload
     for name in ("width", "height", "batch_size", "num_frames"):
         if getattr(workload, name) < 0:
             violations[f"workload.{name}"] = f"{getattr(workload, name)} is negative; leave it out for the default"
+    pixels = workload.width * workload.height * workload.num_frames * workload.batch_size
+    if pixels > MOST_PIXELS:
+        violations["workload"] = f"{pixels:,} pixels over all frames and pictures are too many; at most {MOST_PIXELS:,}"
     memory = request.device.memory
     for name in ("total_bytes", "free_bytes", "engine_bytes", "foreign_bytes", "host_free_bytes"):
         if getattr(memory, name) < 0:

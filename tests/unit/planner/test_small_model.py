@@ -91,3 +91,18 @@ def test_an_unknown_model_and_a_missing_device_are_refused(catalogue):
         plan(request("emojy"), catalogue)
     with pytest.raises(InvalidRequestError, match=r"device\.kind"):
         plan(planner_service_pb2.PlanRequest(model="emoji"), catalogue)
+
+
+@pytest.mark.parametrize(
+    ("workload", "field"),
+    [
+        ({"width": -1}, "workload.width"),
+        ({"width": 2**31 - 1, "height": 2**31 - 1, "batch_size": 2**31 - 1}, "workload"),
+    ],
+)
+def test_a_senseless_workload_is_refused_with_the_field(catalogue, workload, field):
+    wrong = request()
+    wrong.workload.CopyFrom(plan_pb2.Workload(**workload))
+    with pytest.raises(InvalidRequestError) as refused:
+        plan(wrong, catalogue)
+    assert field in refused.value.violations
