@@ -5,8 +5,9 @@ of all training pictures, 32 px each, with transparency) and one JSON of names.
 
 A picture is compared with every training picture drawn plain and centred on the picture's own
 background, which is read from its border. So it works for any flat background, and for prompts
-that ask for the normal size and place. Distances are root mean square differences of 32 x 32 RGB
-in [0, 1]: below 0.1 the two look alike, above 0.25 the picture shows nothing known.
+that ask for the normal size and place. Distances are root mean square
+differences of 32 x 32 RGB in [0, 1]. A small distance alone proves little (plain noise on gray is
+0.08 from a thin drawing): ask whether the nearest is the one you expect.
 
 Invariant: `Reference.nearest` is deterministic and never loads a network.
 """
@@ -42,7 +43,7 @@ class Match:
 class Reference:
     """All training pictures, small."""
 
-    rgba_NHWC: np.ndarray
+    rgba: np.ndarray
     """Premultiplied float32 (N, 32, 32, 4) in [0, 1], drawn as on the canvas."""
     names: tuple[tuple[str, ...], ...]
     styles: tuple[str, ...]
@@ -54,17 +55,14 @@ class Reference:
         """The `k` nearest training pictures, nearest first, both styles."""
         distances = self.distances(image)
         rows = np.argsort(distances, kind="stable")[:k]
-        return [
-            Match(self.names[r][0], self.styles[r], float(distances[r]), self.names[r])
-            for r in rows
-        ]
+        return [Match(self.names[r][0], self.styles[r], float(distances[r]), self.names[r]) for r in rows]
 
     def distances(self, image: Image.Image) -> np.ndarray:
         """Distance to every training picture: float32 (N,)."""
         picture = shrink(image)
         background = background_rgb(image)
-        alpha = self.rgba_NHWC[..., 3:]
-        drawn = self.rgba_NHWC[..., :3] + (1 - alpha) * (background / 255).astype(np.float32)
+        alpha = self.rgba[..., 3:]
+        drawn = self.rgba[..., :3] + (1 - alpha) * (background / 255).astype(np.float32)
         return np.sqrt(np.square(drawn - picture).mean(axis=(1, 2, 3)))
 
     def background(self, image: Image.Image) -> str:

@@ -3,7 +3,8 @@
 `pixel_art.pixelness` is the share of all change that lies on the borders of 4 px blocks: about 0.25
 for ordinary pictures, 1 for perfect pixel art. Painted through the stock pipeline, same seeds
 with and without the adapter. Writes ``evaluation/adapter.json`` and ``evaluation/adapter.webp``
-(above: without, below: with).
+(above: without, below: with). The words of the prompt stay the same ("3d style"); what "pixel art
+style" does is measured beside it.
 
 Invariant: the adapter is read with ``load_lora_weights`` and removed with ``unload_lora_weights``;
 the pictures after removal must equal those before.
@@ -47,9 +48,7 @@ def recall(images: list[Image.Image], wishes: list[Wish], reference: Reference) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_argument(parser)
     parser.add_argument("--num-prompts", type=int, default=64)
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (%(default)s)")
@@ -58,24 +57,25 @@ def main() -> None:
     reference = load_reference(options.model / "reference")
     wishes = [Wish(name, "3d", "light blue") for name in SHOWN]
     wishes += draw_wishes(reference, options.num_prompts - len(wishes), seed=2)
-    asked = [Wish(**{**vars(wish), "style": "pixel art"}) for wish in wishes]
-    plain, pixel = [prompt(w) for w in wishes], [prompt(w) for w in asked]
+    spoken = [Wish(**{**vars(wish), "style": "pixel art"}) for wish in wishes]
+    plain, pixel_words = [prompt(w) for w in wishes], [prompt(w) for w in spoken]
     seeds = list(range(len(wishes)))
     pipeline = load_pipeline(options.model)
     without = paint(pipeline, plain, seeds)
     pipeline.load_lora_weights(options.model / ADAPTER)
-    with_adapter = paint(pipeline, pixel, seeds)
-    same_words = paint(pipeline, plain, seeds)
+    with_adapter = paint(pipeline, plain, seeds)
+    with_words = paint(pipeline, pixel_words, seeds)
     pipeline.unload_lora_weights()
     again = paint(pipeline, plain[:8], seeds[:8])
     report = {
         "num_prompts": len(wishes),
         "pixelness_without": mean_pixelness(without),
         "pixelness_with": mean_pixelness(with_adapter),
-        "pixelness_with_unchanged_words": mean_pixelness(same_words),
+        "pixelness_with_its_words": mean_pixelness(with_words),
         "among_five_without": recall(without, wishes, reference),
         "among_five_with": recall(with_adapter, wishes, reference),
-        "is_removable": all(a.tobytes() == b.tobytes() for a, b in zip(again, without[:8])),
+        "among_five_with_its_words": recall(with_words, wishes, reference),
+        "is_removable": all(a.tobytes() == b.tobytes() for a, b in zip(again, without[:8], strict=True)),
     }
     folder = options.model / "evaluation"
     folder.mkdir(exist_ok=True)

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from diffusers import AutoencoderKL
+from torch.nn import functional
 
 from models.emoji.training import ranks
 from models.emoji.training.checkpoint import load_checkpoint, save_checkpoint
@@ -64,11 +64,12 @@ class PictureStream:
 
 def reconstruction_loss(decoded: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """L1 + L1 of differences + 0.5 x L1 at half and quarter scale."""
-    loss = F.l1_loss(decoded, target)
+    loss = functional.l1_loss(decoded, target)
     for dim in (2, 3):
-        loss = loss + F.l1_loss(decoded.diff(dim=dim), target.diff(dim=dim))
+        loss = loss + functional.l1_loss(decoded.diff(dim=dim), target.diff(dim=dim))
     for factor in (2, 4):
-        loss = loss + 0.5 * F.l1_loss(F.avg_pool2d(decoded, factor), F.avg_pool2d(target, factor))
+        small = functional.avg_pool2d(decoded, factor), functional.avg_pool2d(target, factor)
+        loss = loss + 0.5 * functional.l1_loss(*small)
     return loss
 
 
@@ -92,9 +93,10 @@ class AutoencoderLoss(torch.nn.Module):
         kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).mean()
         loss = reconstruction_loss(decoded, pixels) + kl_weight * kl
         few = max(1, len(pixels) // HALF_SIZE_SHARE)
-        half = self.vae.decoder(F.avg_pool2d(latents[:few], 2)).float()
-        loss = loss + HALF_SIZE_WEIGHT * F.l1_loss(half, F.avg_pool2d(pixels[:few], 2))
-        return loss, F.l1_loss(decoded.detach(), pixels)
+        half = self.vae.decoder(functional.avg_pool2d(latents[:few], 2)).float()
+        smaller = functional.avg_pool2d(pixels[:few], 2)
+        loss = loss + HALF_SIZE_WEIGHT * functional.l1_loss(half, smaller)
+        return loss, functional.l1_loss(decoded.detach(), pixels)
 
 
 def make_optimizers(vae: AutoencoderKL, lr: float, muon_lr: float) -> list[torch.optim.Optimizer]:
@@ -209,9 +211,7 @@ def step(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_work_argument(parser)
     add_budget_arguments(parser, steps=100_000, seconds=220)
     parser.add_argument("--shape", choices=PRESETS, default="emoji", help="size preset")

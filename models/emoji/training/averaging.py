@@ -22,9 +22,7 @@ class MovingAverage:
     def update(self, step: int) -> None:
         """Blend in the live weights; the decay grows as (1 + step) / (10 + step) up to the max."""
         decay = min(self.max_decay, (1 + step) / (10 + step))
-        torch._foreach_lerp_(
-            list(self.weights.values()), [p.detach() for p in self._live.values()], 1 - decay
-        )
+        torch._foreach_lerp_(list(self.weights.values()), [p.detach() for p in self._live.values()], 1 - decay)
 
     def load(self, weights: dict[str, torch.Tensor]) -> None:
         """Replace the averages (all names must be there)."""

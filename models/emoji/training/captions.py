@@ -2,7 +2,7 @@
 
 Does not know pixels or tokenizers. `prompt` is the canonical sentence; `caption` draws one of its
 variants. Invariant: a caption determines its picture. What is left unsaid has one meaning: no style
-means 3d where a subject has it, no background means white, no size and place mean centred.
+means 3d (a subject without 3d must say flat), no background means white, no size and place mean centred.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import random
 from dataclasses import dataclass
 
 STYLE_WORDS = {
-    "3d": ("3d style", "3d style", "3d style", "3d style", "3d emoji", "3d", "in 3d style"),
-    "flat": ("flat style", "flat style", "flat style", "flat style", "flat emoji", "flat", "in flat style"),
+    "3d": (*("3d style",) * 4, "3d emoji", "3d", "in 3d style"),
+    "flat": (*("flat style",) * 4, "flat emoji", "flat", "in flat style"),
     "pixel art": ("pixel art style", "pixel art style", "pixel art"),
 }  # fmt: skip
 SIZE_WORDS = {"": ("",), "large": ("large", "large", "big", "huge"),

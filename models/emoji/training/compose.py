@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 CANVAS_PX = 128
 
@@ -87,13 +87,14 @@ class Sprites:
     """Every picture at every size a layout needs, premultiplied, uint8, on one device."""
 
     def __init__(
-        self, pixels_NHWC: np.ndarray, device: torch.device | str, canvas_px: int = CANVAS_PX
-    ) -> None:
+        self, pixels_NHWC: np.ndarray, device: torch.device | str, canvas_px: int = CANVAS_PX,
+        layouts: tuple[Layout, ...] = LAYOUTS,
+    ) -> None:  # fmt: skip
         self.device = torch.device(device)
         self.canvas_px = canvas_px
         self.num_pictures = len(pixels_NHWC)
         self._by_side: dict[int, torch.Tensor] = {}
-        for side in sorted({self.scaled(layout.object_px) for layout in LAYOUTS}):
+        for side in sorted({self.scaled(layout.object_px) for layout in layouts}):
             chunks = [
                 resize_premultiplied(torch.from_numpy(chunk).to(device), side)
                 for chunk in np.array_split(pixels_NHWC, max(1, len(pixels_NHWC) // 256))
@@ -113,7 +114,7 @@ def resize_premultiplied(pixels_NHWC: torch.Tensor, side: int) -> torch.Tensor:
     """Straight uint8 RGBA (N, H, W, 4) -> premultiplied uint8 (N, 4, side, side), antialiased."""
     rgba = pixels_NHWC.permute(0, 3, 1, 2).float() / 255
     rgba = torch.cat([rgba[:, :3] * rgba[:, 3:], rgba[:, 3:]], dim=1)
-    resized = F.interpolate(rgba, (side, side), mode="bicubic", antialias=True).clamp(0, 1)
+    resized = functional.interpolate(rgba, (side, side), mode="bicubic", antialias=True).clamp(0, 1)
     colour = torch.minimum(resized[:, :3], resized[:, 3:])
     return (torch.cat([colour, resized[:, 3:]], dim=1) * 255).round().to(torch.uint8)
 

@@ -208,16 +208,15 @@ class Run:
         """Print and return the mean loss and the throughput so far."""
         rate = self.pace.step * self.options.batch * ranks.num_ranks() / self.pace.elapsed_s()
         loss = total.item() / LOG_STEPS
-        text = f"step {self.pace.step} loss {loss:.4f} at {self.pace.elapsed_s():.0f} s, {rate:.0f}/s"
+        when = f"step {self.pace.step} at {self.pace.elapsed_s():.0f} s"
+        text = f"{when}: loss {loss:.4f}, {rate:.0f} scenes/s"
         if ranks.rank() == 0:
             print(text, flush=True)
         return text
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_work_argument(parser)
     add_budget_arguments(parser, steps=100_000, seconds=1000)
     parser.add_argument("--shape", choices=PRESETS, default="emoji", help="size preset")

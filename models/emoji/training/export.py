@@ -30,7 +30,7 @@ def load_networks(work: Path, shape: Shape) -> TextToVelocity:
     weights = load_file(work / "weights.safetensors")
     missing, unexpected = networks.load_state_dict(weights, strict=False)
     # T5 ties its embedding: the second name of the same tensor is not stored.
-    missing = [name for name in missing if "embed_tokens" not in name and "position_ids" not in name]
+    missing = [name for name in missing if "embed_tokens" not in name]
     if missing or unexpected:
         raise ValueError(f"weights do not fit: missing {missing}, unexpected {unexpected}")
     return networks.to(torch.bfloat16).eval()
@@ -46,9 +46,7 @@ def load_autoencoder(work: Path) -> AutoencoderKL:
 def assemble(work: Path, shape: Shape, shift: float = DEFAULT_SHIFT) -> FluxPipeline:
     """The pipeline in memory."""
     networks = load_networks(work, shape)
-    scheduler = FlowMatchEulerDiscreteScheduler(
-        num_train_timesteps=1000, shift=shift, use_dynamic_shifting=False
-    )
+    scheduler = FlowMatchEulerDiscreteScheduler(num_train_timesteps=1000, shift=shift, use_dynamic_shifting=False)
     return FluxPipeline(
         scheduler=scheduler,
         vae=load_autoencoder(work),
@@ -80,9 +78,7 @@ def weight_bytes(folder: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_work_argument(parser)
     add_model_argument(parser)
     parser.add_argument("--shape", choices=PRESETS, default="emoji", help="size preset")

@@ -11,6 +11,7 @@ Invariant: `sample` gives what FluxPipeline gives for the same noise (a test com
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from diffusers import FluxTransformer2DModel
@@ -35,9 +36,7 @@ class Words:
 class TextToVelocity(nn.Module):
     """Both text encoders and the denoiser as one trainable module."""
 
-    def __init__(
-        self, transformer: FluxTransformer2DModel, t5: T5EncoderModel, clip: CLIPTextModel
-    ) -> None:
+    def __init__(self, transformer: FluxTransformer2DModel, t5: T5EncoderModel, clip: CLIPTextModel) -> None:
         super().__init__()
         self.transformer, self.t5, self.clip = transformer, t5, clip
 
@@ -103,7 +102,7 @@ def sample(
     clip = torch.cat([words.clip, empty.clip.expand(count, -1)])
     x = noise_BLD
     levels = sigmas(num_steps, shift)
-    for s, following in zip(levels, levels[1:], strict=False):
+    for s, following in pairwise(levels):
         times = torch.full((2 * count,), s, device=x.device)
         told, untold = model(torch.cat([x, x]), times, t5, clip).float().chunk(2)
         x = x + (following - s) * (untold + guidance * (told - untold))

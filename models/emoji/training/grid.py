@@ -104,9 +104,7 @@ def write_blind(images: list[Image.Image], prompts: list[str], folder: Path, see
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_argument(parser)
     parser.add_argument("--scheme", choices=SCHEMES, default="bfloat16")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (%(default)s)")

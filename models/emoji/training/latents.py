@@ -1,7 +1,7 @@
 """Stage 4: encode every training scene once and tokenise its captions.
 
-Writes into the work folder ``latents-R.safetensors`` (one a rank, packed as FLUX tokens, normalised,
-bf16), ``references.safetensors`` (every picture plain on white, for recall during training) and
+Writes into the work folder ``latents-R.safetensors`` (one a rank, FLUX tokens, normalised, bf16),
+``references.safetensors`` (every picture plain on white, for recall during training) and
 ``tokens.safetensors`` (ids of all captions). Some 240 thousand scenes take 2 GB.
 
 Legend: N scenes, K captions a scene, L tokens, D channels a token.
@@ -62,14 +62,11 @@ def decode(vae: AutoencoderKL, tokens_BLD: torch.Tensor) -> torch.Tensor:
         return vae.decode(latents.to(vae.dtype)).sample.float().clamp(-1, 1)
 
 
-def encode_scenes(
-    vae: AutoencoderKL, sprites: Sprites, scenes: Scenes, rows: np.ndarray
-) -> torch.Tensor:
+def encode_scenes(vae: AutoencoderKL, sprites: Sprites, scenes: Scenes, rows: np.ndarray) -> torch.Tensor:
     """Latents of scenes[rows] in bf16 on the CPU: (len(rows), L, D)."""
     chunks = np.array_split(rows, max(1, len(rows) // ENCODE_BATCH))
     encoded = [
-        encode(vae, compose(sprites, scenes, chunk)).bfloat16().cpu()
-        for chunk in track(chunks, "encoding scenes")
+        encode(vae, compose(sprites, scenes, chunk)).bfloat16().cpu() for chunk in track(chunks, "encoding scenes")
     ]
     return torch.cat(encoded)
 
@@ -138,9 +135,7 @@ def write_latents(work: Path, num_versions: int, device: torch.device) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_work_argument(parser)
     parser.add_argument(
         "--versions", type=int, default=96, help="scenes a picture (%(default)s)"

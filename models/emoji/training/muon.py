@@ -1,8 +1,8 @@
 """Muon: momentum whose matrix updates are orthogonalised, all matrices of one shape at once.
 
 Source: K. Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon), Newton-Schulz
-coefficients from there; update scale 0.2 * sqrt(max(rows, columns)) from Moonlight (Liu et al. 2025,
-arXiv 2502.16982), so that learning rates of AdamW carry over. torch.optim.Muon does the same matrix
+coefficients from there; update scale 0.2 * sqrt(max(rows, columns)) from Moonlight (Liu et al.
+2025, arXiv 2502.16982), so that learning rates of AdamW carry over. torch.optim.Muon does the same matrix
 by matrix; at this model's 100 small matrices that costs thousands of kernel launches a step.
 
 Does not know the model. Invariant: only parameters that are matrices (or convolution kernels, seen

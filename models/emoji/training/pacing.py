@@ -59,6 +59,7 @@ class Pace:
         """Whether the budget still has room; looks at the clock every LOOK_STEPS steps."""
         if self.step % LOOK_STEPS == 0 or self.share == 0.0:
             self.share = ranks.agree(self.progress(), device)
+        self.share = max(self.share, self.step / self.max_steps)
         return self.share < 1
 
     def is_checkpoint_due(self, every_s: float, device: torch.device) -> bool:

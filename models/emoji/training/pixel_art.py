@@ -7,7 +7,7 @@ Invariant: on its own output, `pixelness` is 1.
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 GRID = 32
 """Blocks a side: 4 px blocks on a 128 px canvas."""
@@ -23,12 +23,12 @@ def pixelate(pixels_BCHW: torch.Tensor, grid: int = GRID) -> torch.Tensor:
     """
     grid = min(grid, pixels_BCHW.size(-1) // 2)
     side = pixels_BCHW.shape[-2:]
-    small = F.interpolate(pixels_BCHW, (grid, grid), mode="area")
+    small = functional.interpolate(pixels_BCHW, (grid, grid), mode="area")
     levels = LEVELS - 1
     reduced = ((small + 1) / 2 * levels).round() / levels * 2 - 1
     corner = pixels_BCHW[:, :, :1, :1]
     is_background = (small - corner).abs().amax(dim=1, keepdim=True) < 0.04
-    return F.interpolate(torch.where(is_background, corner, reduced), side, mode="nearest")
+    return functional.interpolate(torch.where(is_background, corner, reduced), side, mode="nearest")
 
 
 def pixelness(pixels_BCHW: torch.Tensor, grid: int = GRID) -> torch.Tensor:

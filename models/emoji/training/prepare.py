@@ -29,7 +29,6 @@ def emoji_entries(noto: Path, metadata: Path, codes: set[str]) -> list[Entry]:
     chars = sources.read_json(noto, "chars.json")
     icons = sources.read_json(noto, "icons.json")
     rows = sources.read_json(metadata, "emoji.json")
-    assert isinstance(chars, dict) and isinstance(icons, dict) and isinstance(rows, list)
     noto_names = {sources.canonical_code(code): name for code, name in chars.items()}
     aliases: dict[str, list[str]] = {}
     for alias, target in icons.get("aliases", {}).items():
@@ -50,8 +49,7 @@ def emoji_entries(noto: Path, metadata: Path, codes: set[str]) -> list[Entry]:
 def emoji_pictures(cache: Path) -> tuple[list[Picture], list[bytes]]:
     """Download, select, rasterise and encode the emoji."""
     fluent, noto, metadata = (
-        sources.fetch(package, cache)
-        for package in (sources.FLUENT_3D, sources.NOTO, sources.METADATA)
+        sources.fetch(package, cache) for package in (sources.FLUENT_3D, sources.NOTO, sources.METADATA)
     )
     drawings = sources.fluent_drawings(fluent) + sources.noto_drawings(noto)
     entries = emoji_entries(noto, metadata, {drawing.code for drawing in drawings})
@@ -92,9 +90,7 @@ def folder_pictures(folder: Path, names_file: Path) -> tuple[list[Picture], list
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_work_argument(parser)
     parser.add_argument("--folder", type=Path, help="your own pictures instead of the emoji")
     parser.add_argument("--names", type=Path, help="JSON of names, needed with --folder")

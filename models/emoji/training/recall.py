@@ -40,9 +40,7 @@ class RecallProbe:
     def __init__(self, work: Path, device: torch.device) -> None:
         self.pictures = load_index(work / "pictures.zip")
         self.vae = AutoencoderKL.from_pretrained(work / "vae").to(device).eval()
-        self.references = load_file(work / "references.safetensors", device=str(device))[
-            "references"
-        ]
+        self.references = load_file(work / "references.safetensors", device=str(device))["references"]
         rng = np.random.default_rng(5)
         count = min(NUM_PROMPTS, len(self.pictures))
         self.rows = rng.choice(len(self.pictures), count, replace=False)

@@ -48,17 +48,13 @@ def atlas(pixels_NHWC: np.ndarray) -> Image.Image:
 
 def names_json(pictures: list[Picture]) -> str:
     """The JSON beside the atlas, one picture a line."""
-    lines = [
-        json.dumps({"code": p.code, "style": p.style, "names": p.names}) for p in pictures
-    ]
+    lines = [json.dumps({"code": p.code, "style": p.style, "names": p.names}) for p in pictures]
     joined = ",\n".join(lines)
     return f'{{"colours": {json.dumps(COLOURS)},\n"pictures": [\n{joined}\n]}}\n'
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_work_argument(parser)
     add_model_argument(parser)
     options = parser.parse_args()

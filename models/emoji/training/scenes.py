@@ -42,9 +42,7 @@ def draw_scenes(pictures: list[Picture], num_versions: int, seed: int = 0) -> Sc
     return Scenes(picture, layout, colour, mirrored, partner)
 
 
-def _draw_partners(
-    pictures: list[Picture], picture: np.ndarray, rng: np.random.Generator
-) -> np.ndarray:
+def _draw_partners(pictures: list[Picture], picture: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """A random other picture of the same style for every row."""
     partner = np.empty_like(picture)
     styles = np.array([p.style for p in pictures])
@@ -74,13 +72,9 @@ def wish_of(scenes: Scenes, row: int, pictures: list[Picture], rng: random.Rando
     )  # fmt: skip
 
 
-def draw_captions(
-    scenes: Scenes, pictures: list[Picture], num_captions: int, seed: int = 0
-) -> list[str]:
+def draw_captions(scenes: Scenes, pictures: list[Picture], num_captions: int, seed: int = 0) -> list[str]:
     """`num_captions` wordings of every scene, in row order."""
     rng = random.Random(seed)
     return [
-        caption(wish_of(scenes, row, pictures, rng), rng)
-        for row in range(len(scenes))
-        for _ in range(num_captions)
+        caption(wish_of(scenes, row, pictures, rng), rng) for row in range(len(scenes)) for _ in range(num_captions)
     ]

@@ -15,25 +15,26 @@ MAX_NAMES = 3
 MAX_NAME_CHARS = 30
 MAX_NAME_WORDS = 5
 
-DROPPED_SUBCATEGORIES = frozenset(
-    "country-flag subdivision-flag keycap alphanum arrow av-symbol transport-sign family "
-    "currency gender other-symbol math zodiac".split()
-)
-DROPPED_NAMES = frozenset(
-    "middle-finger love-hotel unknown-flag cigarette no-smoking no-littering non-potable-water "
-    "no-bicycles no-pedestrians no-mobile-phones no-one-under-eighteen children-crossing "
-    "deaf-man deaf-woman pregnant-man pregnant-person mx-claus wavy-dash placard "
-    "small-orange-diamond small-blue-diamond person-frowning person-pouting person-bowing "
-    "closed-mailbox-with-lowered-flag open-mailbox-with-lowered-flag selfie "
-    "leftwards-thumb-sign rightwards-thumb-sign identification-card level-slider "
-    "label card-index-dividers card-file-box card-index bookmark-tabs".split()
-)
+DROPPED_SUBCATEGORIES = frozenset({
+    "country-flag", "subdivision-flag", "keycap", "alphanum", "arrow", "av-symbol",
+    "transport-sign", "family", "currency", "gender", "other-symbol", "math", "zodiac",
+})  # fmt: skip
+DROPPED_NAMES = frozenset({
+    "middle-finger", "love-hotel", "unknown-flag", "cigarette", "no-smoking", "no-littering",
+    "non-potable-water", "no-bicycles", "no-pedestrians", "no-mobile-phones",
+    "no-one-under-eighteen", "children-crossing", "deaf-man", "deaf-woman", "pregnant-man",
+    "pregnant-person", "mx-claus", "wavy-dash", "placard", "small-orange-diamond",
+    "small-blue-diamond", "person-frowning", "person-pouting", "person-bowing",
+    "closed-mailbox-with-lowered-flag", "open-mailbox-with-lowered-flag", "selfie",
+    "leftwards-thumb-sign", "rightwards-thumb-sign", "identification-card", "level-slider",
+    "label", "card-index-dividers", "card-file-box", "card-index", "bookmark-tabs",
+})  # fmt: skip
 RUDE_WORDS = frozenset({"shit", "hankey", "fu", "gun", "facepunch"})
 # Words of the Unicode names that nobody says.
-_STILTED_WORDS = frozenset(
-    "symbol sign pointing pointed index mag ornament silhouette multiple medium lower "
-    "black white cancellation gua earth".split()
-)
+_STILTED_WORDS = frozenset({
+    "symbol", "sign", "pointing", "pointed", "index", "mag", "ornament", "silhouette", "multiple",
+    "medium", "lower", "black", "white", "cancellation", "gua", "earth",
+})  # fmt: skip
 
 # Gender and direction variants of a person that is kept in its neutral form.
 _VARIANT = re.compile(
@@ -43,9 +44,7 @@ _VARIANT = re.compile(
 _TONE = re.compile(r"1f3f[b-f]")
 _PLAIN = re.compile(r"[a-z0-9][a-z0-9 -]*")
 # These carry a gender and have no neutral form, or are asked for by everyone.
-_KEPT_VARIANTS = frozenset(
-    {"woman-dancing", "man-dancing", "woman-with-headscarf", "man-bald", "woman-red-hair"}
-)
+_KEPT_VARIANTS = frozenset({"woman-dancing", "man-dancing", "woman-with-headscarf", "man-bald", "woman-red-hair"})
 _MIRROR_EXCLUDED = ("Symbols", "Flags")
 
 

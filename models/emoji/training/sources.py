@@ -12,6 +12,7 @@ import subprocess
 import tarfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -48,7 +49,7 @@ def canonical_code(code: str) -> str:
     return "-".join(part for part in parts if part != "fe0f")
 
 
-def read_json(tarball: Path, member: str) -> object:
+def read_json(tarball: Path, member: str) -> Any:
     """Parse one JSON file inside an npm tarball."""
     with tarfile.open(tarball) as archive:
         handle = archive.extractfile(f"package/{member}")
@@ -72,7 +73,6 @@ def noto_drawings(tarball: Path) -> list[Drawing]:
     """Every Noto drawing that has a code point, as an SVG document."""
     icons = read_json(tarball, "icons.json")
     chars = read_json(tarball, "chars.json")
-    assert isinstance(icons, dict) and isinstance(chars, dict)
     drawings = []
     for code, name in chars.items():
         icon = icons["icons"].get(name)

@@ -23,9 +23,7 @@ PROMPT = "a red apple, 3d style, blue background"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_model_argument(parser)
     parser.add_argument("--scheme", choices=SCHEMES, default="bfloat16")
     parser.add_argument("--repeats", type=int, default=9)

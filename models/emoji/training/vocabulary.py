@@ -64,9 +64,7 @@ def train_clip_tokenizer(captions: list[str], size: int) -> CLIPTokenizer:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_work_argument(parser)
     parser.add_argument("--shape", choices=PRESETS, default="emoji", help="size preset")
     options = parser.parse_args()

@@ -26,7 +26,8 @@ def sprites(tmp_path: Path) -> Sprites:
 
 def scene(layout: int, picture: int = 0, mirrored: bool = False, partner: int = -1) -> Scenes:
     row = np.array
-    return Scenes(row([picture]), row([layout]), row([list(COLOURS).index("navy")]), row([mirrored]), row([partner]))
+    navy = list(COLOURS).index("navy")
+    return Scenes(row([picture]), row([layout]), row([navy]), row([mirrored]), row([partner]))
 
 
 def test_cropping_makes_the_drawing_touch_the_border() -> None:

@@ -11,7 +11,7 @@ from diffusers import FluxPipeline
 from safetensors.torch import load_file
 from torch import nn
 
-from models.emoji.training import adapter, autoencoder, denoiser, latents, vocabulary
+from models.emoji.training import autoencoder, denoiser, latents, vocabulary
 from models.emoji.training.export import assemble, save
 from models.emoji.training.flow import Words, sample
 from models.emoji.training.muon import Muon, orthogonalize
@@ -109,6 +109,9 @@ def compare_with_our_sampler(pipeline: FluxPipeline, work: Path, text: str) -> N
 
 
 def test_the_adapter_loads_into_the_stock_pipeline_and_leaves_no_trace(work: Path) -> None:
+    pytest.importorskip("peft", reason="LoRA needs peft")
+    from models.emoji.training import adapter
+
     adapter.train(options(work, steps=3), CPU)
     pipeline = assemble(work, TINY)
     pipeline.set_progress_bar_config(disable=True)
