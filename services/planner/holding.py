@@ -6,6 +6,7 @@ with the figures, never found out by running out of memory.
 
 from __future__ import annotations
 
+from darkroom.rpc.errors import InvalidRequestError
 from darkroom.v1 import plan_pb2, planner_service_pb2
 from services.planner.memory import Demand, Supply, budget_message, demand, fits, limit_of
 from services.planner.placement import NONE
@@ -15,7 +16,11 @@ from services.planner.words import STAGE_NAMES, reason, size
 
 
 def hold(question: Question, supply: Supply) -> planner_service_pb2.PlanResponse:
-    """Returns the loaded plan for the workload of the question, or by how much it does not fit."""
+    """Returns the loaded plan for the workload of the question, or by how much it does not fit.
+
+    Raises:
+        InvalidRequestError: the loaded plan has lost its arithmetic.
+    """
     loaded = question.request.loaded
     tried: list[Demand] = []
     for tiles in (False, True) if not loaded.vae_tiling else (True,):
@@ -51,6 +56,8 @@ def _demand(question: Question, loaded: plan_pb2.Plan, tiles: bool, slices: bool
         for stage in loaded.memory.stages
         if stage.stage in activations
     )
+    if not stages:
+        raise InvalidRequestError({"loaded.memory.stages": "are missing; send the plan as it was made"})
     return demand(stages, loaded.memory.overhead_bytes, loaded.memory.host_bytes)
 
 

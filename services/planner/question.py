@@ -6,6 +6,7 @@ Knows nothing of schemes or tiers. Invariant: everything that a decision may dep
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from darkroom.knowledge import Catalogue, Variant
@@ -111,9 +112,9 @@ def _workload(request: planner_service_pb2.PlanRequest, variant: Variant) -> pla
 
 
 def _check(request: planner_service_pb2.PlanRequest, workload: plan_pb2.Workload) -> None:
-    violations = {}
-    if request.device.kind == device_pb2.DEVICE_KIND_UNSPECIFIED:
-        violations["device.kind"] = "is missing; the planner must know what it plans for"
+    violations = dict(_unknown_words(request.preferences, "preferences"))
+    if request.device.kind not in device_pb2.DeviceKind.values()[1:]:
+        violations["device.kind"] = "is missing or unknown; the planner must know what it plans for"
     for name in ("width", "height", "batch_size", "num_frames"):
         if getattr(workload, name) < 0:
             violations[f"workload.{name}"] = f"{getattr(workload, name)} is negative; leave it out for the default"
@@ -132,6 +133,15 @@ def _check(request: planner_service_pb2.PlanRequest, workload: plan_pb2.Workload
             violations[f"preferences.adapters[{place}].weight"] = f"{adapter.weight:g} is outside 0 to {MOST_WEIGHT:g}"
     if violations:
         raise InvalidRequestError(violations)
+
+
+def _unknown_words(message: plan_pb2.PlanPreferences, name: str) -> Iterator[tuple[str, str]]:
+    """Yields the enum fields whose number has no name in this version of the contract."""
+    for item in message.DESCRIPTOR.fields:
+        if item.enum_type is not None:
+            value = getattr(message, item.name)
+            if value not in item.enum_type.values_by_number:
+                yield f"{name}.{item.name}", f"{value} is no value of {item.enum_type.name}"
 
 
 def _compute_type(device: device_pb2.Device, variant: Variant) -> tuple[Compute, list[plan_pb2.Reason]]:
