@@ -5,7 +5,10 @@ Knows nothing of what is loaded where: that is `darkroom status`.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,12 +18,19 @@ from darkroom.cli.session import DEFAULT, Address, AsJson
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from darkroom.knowledge.local_models import LocalModel
     from darkroom.v1 import model_pb2
 
 
 def models(
     name: Annotated[
         str | None, typer.Argument(help="One model, with all that is known.", metavar="[MODEL]", show_default=False)
+    ] = None,
+    here: Annotated[
+        bool, typer.Option("--here", help="What lies on this machine: the Hub's cache and the bundled models.")
+    ] = False,
+    folder: Annotated[
+        list[Path] | None, typer.Option("--folder", help="One more place to look in, with --here.", show_default=False)
     ] = None,
     as_json: AsJson = False,
     address: Address = DEFAULT,
@@ -34,10 +44,19 @@ def models(
       darkroom models emoji
 
       darkroom models --json | jq '.[].name'
+
+      darkroom models --here --folder /srv/models
     """
     from darkroom.cli.session import output_console, with_client
     from darkroom.cli.text import to_json
 
+    if here:
+        found_here = _look_here(folder or [])
+        if as_json:
+            typer.echo(json.dumps([_as_record(model) for model in found_here], indent=2))
+        else:
+            output_console().print(_local_table(found_here))
+        return
     if name is not None:
         model = with_client(address, lambda client: client.get_model(name))
         if as_json:
@@ -50,6 +69,42 @@ def models(
         typer.echo(to_json(found))
     else:
         output_console().print(_table(found))
+
+
+def _look_here(folders: Sequence[Path]) -> list[LocalModel]:
+    from darkroom.knowledge import load_catalogue
+    from darkroom.knowledge.local_models import hub_cache_folder, scan
+
+    bundled = Path(__file__).parents[2] / "models"
+    return scan(load_catalogue(), [bundled, *folders], hub_cache_folder(os.environ))
+
+
+def _as_record(model: LocalModel) -> dict[str, object]:
+    return {
+        "model": model.model,
+        "path": str(model.path),
+        "repo_id": model.repo_id,
+        "size_bytes": model.size_bytes,
+        "is_complete": model.is_complete,
+        "missing": list(model.missing),
+        "reason": model.reason,
+    }
+
+
+def _local_table(found: Sequence[LocalModel]) -> RenderableType:
+    from rich import box
+    from rich.table import Table
+
+    from darkroom.cli.text import format_bytes
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for heading in ("model", "size", "whole", "where", "why"):
+        table.add_column(heading, justify="right" if heading == "size" else "left")
+    for model in found:
+        whole = "[green]yes[/]" if model.is_complete else "[yellow]partial[/]: " + "; ".join(model.missing)
+        name = f"[cyan]{model.model}[/]" if model.model else "[dim]unknown[/]"
+        table.add_row(name, format_bytes(model.size_bytes), whole, model.repo_id or str(model.path), model.reason)
+    return table
 
 
 def _table(found: Sequence[model_pb2.Model]) -> RenderableType:

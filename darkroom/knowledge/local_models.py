@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,12 @@ def scan(catalogue: Catalogue, folders: Iterable[Path], hub_cache: Path | None =
     return [model for model in found if model is not None]
 
 
+def hub_cache_folder(environment: Mapping[str, str]) -> Path:
+    """Returns where the Hub's client keeps what it fetched, by its own variables."""
+    home = Path(environment.get("HF_HOME") or "~/.cache/huggingface").expanduser()
+    return Path(environment.get("HF_HUB_CACHE") or home / "hub").expanduser()
+
+
 def _entries(folder: Path) -> Iterator[Path]:
     if not folder.is_dir():
         return
@@ -74,7 +80,7 @@ def _entries(folder: Path) -> Iterator[Path]:
 
 
 def _look(catalogue: Catalogue, path: Path, repo_id: str) -> LocalModel | None:
-    files = [path] if path.is_file() else [item for item in path.rglob("*") if item.is_file()]
+    files = list(_files(path))
     weights = [item for item in files if _is_weights(item)]
     if not weights and _index_of(path) is None:
         return None
@@ -88,6 +94,17 @@ def _look(catalogue: Catalogue, path: Path, repo_id: str) -> LocalModel | None:
         missing=tuple(_missing(path, detected.variant)),
         reason=detected.reason,
     )
+
+
+def _files(path: Path) -> Iterator[Path]:
+    """Yields the files of a model: of a pipeline those of its parts, of another folder all."""
+    if path.is_file():
+        yield path
+        return
+    index = _index_of(path)
+    parts = [path] if index is None else [path / name for name in index if (path / name).is_dir()]
+    for part in parts:
+        yield from (item for item in part.rglob("*") if item.is_file())
 
 
 def _detect(catalogue: Catalogue, path: Path, name: str, weights: list[Path]) -> Detected:
