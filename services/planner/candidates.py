@@ -28,7 +28,7 @@ from services.planner.placement import (
 )
 from services.planner.question import Question
 from services.planner.sizes import Bytes, activations_of
-from services.planner.sources import DISK_MARGIN_BYTES, Source, denoiser_sources, fetch_bytes
+from services.planner.sources import CONVERTED, DISK_MARGIN_BYTES, Source, denoiser_sources, fetch_bytes
 from services.planner.words import SCHEME_NAMES, STAGE_NAMES, TIER_NAMES, reason, size
 
 DENSE, STORAGE = device_pb2.SCHEME_NONE, device_pb2.SCHEME_FP8_STORAGE
@@ -111,7 +111,9 @@ def _arrangements(question: Question, ladder: Ladder) -> Iterator[Arrangement]:
     for arrangement in ARRANGEMENTS:
         placement = arrangement.placement
         is_wanted = (tier is None or placement.tier == tier) and (placement.tiles or not is_video)
-        if is_wanted and (len(ladder.text_schemes) > 1 or not arrangement.casts_text_encoders):
+        can_cast = len(ladder.text_schemes) > 1 or not arrangement.casts_text_encoders
+        can_stream = ladder.text_schemes[0] not in CONVERTED or not placement.streams_text_encoders
+        if is_wanted and can_cast and can_stream:
             yield arrangement
 
 

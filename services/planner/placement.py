@@ -155,5 +155,5 @@ def held(placement: Placement, weights: Weights) -> tuple[int, int, int]:
         stays = weights.companions + (0 if streams else weights.text)
         return weights.companions + visiting, stays + weights.streamed_denoiser, stays
     if tier == MODEL:
-        return weights.text_encoder, weights.expert + weights.companions, weights.companions
+        return max(weights.text_encoder, weights.companions), weights.expert, weights.companions
     return weights.text_layer, weights.denoiser_layer + weights.companions, weights.companions

@@ -49,6 +49,7 @@ def requests(draw) -> planner_service_pb2.PlanRequest:
         memory_mode=draw(st.sampled_from(plan_pb2.MemoryMode.values())),
         speed_mode=draw(st.sampled_from(plan_pb2.SpeedMode.values())),
         scheme=draw(st.sampled_from([0, 0, 0, *SCHEMES[:-1], 1])),
+        text_encoder_scheme=draw(st.sampled_from([0, 0, 0, 0, *SCHEMES[:-1], 1])),
         allows_scheme_fallback=draw(st.booleans()),
         forbids_storage_cast=draw(st.booleans()),
         adapters=[plan_pb2.Adapter(reference="a/b", weight=1)] * draw(st.integers(0, 1)),
@@ -131,9 +132,11 @@ def test_denied_schemes_and_pairs_that_break_never_appear(request) -> None:
     for item in plans(response) if response else []:
         pairs = {(part.role, part.scheme) for part in item.components}
         assert not pairs & denied
-        schemes = {scheme for _, scheme in pairs}
-        assert item.offload not in unstreamable or not schemes & CONVERTED
-        assert item.HasField("compile") or not schemes & CONVERTED or request.preferences.scheme in schemes
+        encoders = {scheme for role, scheme in pairs if role == plan_pb2.COMPONENT_ROLE_TEXT_ENCODER}
+        assert not item.streams_text_encoders or not encoders & CONVERTED
+        denoisers = {scheme for role, scheme in pairs if role == plan_pb2.COMPONENT_ROLE_DENOISER}
+        assert item.offload not in unstreamable or not denoisers & CONVERTED
+        assert item.HasField("compile") or not denoisers & CONVERTED or request.preferences.scheme in denoisers
 
 
 @many
