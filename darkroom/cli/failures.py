@@ -25,6 +25,7 @@ OPTIONS = {
     "request.guidance": "--guidance",
     "request.seed": "--seed",
     "request.format": "--format",
+    "terms.deadline": "--deadline",
     "count": "--count",
     "device": "--device",
 }
@@ -44,7 +45,7 @@ ADVICE = {
     "SOURCE_REFUSED": "Check that the model's files are where the catalogue says (`darkroom models`).",
     "NO_OUTPUT": "`darkroom jobs show JOB` tells what became of it.",
     "STORE_UNAVAILABLE": "The gateway can't reach its Redis: its log tells why.",
-    "DEADLINE_EXCEEDED": "The gateway is slow or overloaded: `darkroom status` shows what it does; try again.",
+    "DEADLINE_EXCEEDED": "Allow more time, or see what keeps the workers busy: `darkroom status`.",
     "CANCELLED": "Somebody cancelled the job; ask again if that was a mistake.",
     "INTERNAL": "This is a bug in Darkroom: the log of the service that failed has the traceback.",
 }

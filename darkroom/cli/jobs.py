@@ -244,6 +244,7 @@ def _card(job: job_pb2.Job) -> RenderableType:
         "created": format_time(job.created_at),
         "started": format_time(job.started_at),
         "finished": format_time(job.finished_at),
+        "deadline": format_time(job.deadline_at),
         "output": f"{output.content_type}, {format_bytes(output.size_bytes)}" if job.HasField("output") else "",
         "sha256": output.sha256,
         "error": f"[red]{escape(job.error.message)}[/] [dim]{job.error.reason}[/]" if job.HasField("error") else "",

@@ -14,7 +14,7 @@ from typing import Any, Unpack
 from darkroom.client._connection import Connection
 from darkroom.client._download import download_output
 from darkroom.client._picture import Picture
-from darkroom.client._request import RequestFields, build_request, spread_seeds
+from darkroom.client._request import RequestFields, build_request, build_terms, spread_seeds
 from darkroom.client._watch import is_terminal, watch_job
 from darkroom.rpc.errors import DarkroomError, NoOutputError, error_from_message
 from darkroom.v1 import generation_service_pb2, job_pb2
@@ -44,6 +44,7 @@ class JobMethods:
 
         Raises:
             InvalidRequestError: a field is wrong; `violations` names each one.
+            DeadlineError: the job was not done within `deadline_s`.
             DarkroomError: the job failed, with its reason.
         """
         return await _last_picture(self.stream(prompt, **fields), on_event)
@@ -105,7 +106,9 @@ class JobMethods:
             fields: see `RequestFields`.
         """
         request = generation_service_pb2.SubmitJobRequest(
-            request=build_request(prompt, fields), request_id=request_id or str(uuid.uuid4())
+            request=build_request(prompt, fields),
+            request_id=request_id or str(uuid.uuid4()),
+            terms=build_terms(fields),
         )
         submission = self._connection.call_through_outages(self._connection.generation.SubmitJob, request)
         try:

@@ -9,13 +9,15 @@ import random
 from typing import Literal, TypedDict
 
 from darkroom.rpc.errors import InvalidRequestError
-from darkroom.v1 import generation_pb2, plan_pb2
+from darkroom.v1 import generation_pb2, job_pb2, plan_pb2
 
 DEFAULT_MODEL = "emoji"
 MAX_SEED = 2**64 - 1
 MAX_COUNT = 1000
 # A seed that is drawn here stays below 2**53, so that JSON and JavaScript carry it unharmed.
 RANDOM_SEED_BITS = 53
+# Fields that are said of the job, not of the picture.
+TERMS = ("deadline_s",)
 FORMATS = {
     "png": generation_pb2.OUTPUT_FORMAT_PNG,
     "jpeg": generation_pb2.OUTPUT_FORMAT_JPEG,
@@ -44,10 +46,12 @@ class RequestFields(TypedDict, total=False):
     """File format; PNG where nothing is said."""
     preferences: plan_pb2.PlanPreferences | None
     """How the model should be planned, if this request has to load it."""
+    deadline_s: float | None
+    """Longest time from acceptance to the end; a job that is not done by then fails with DeadlineError."""
 
 
 def build_request(prompt: str, fields: RequestFields) -> generation_pb2.GenerationRequest:
-    """Returns the message.
+    """Returns the message; the fields that are terms are not in it.
 
     Raises:
         InvalidRequestError: a field does not fit its type, or is unknown.
@@ -60,8 +64,26 @@ def build_request(prompt: str, fields: RequestFields) -> generation_pb2.Generati
     request = generation_pb2.GenerationRequest(model=DEFAULT_MODEL)
     _assign(request, "prompt", prompt)
     for name, value in given.items():
-        _assign(request, name, value)
+        if name not in TERMS:
+            _assign(request, name, value)
     return request
+
+
+def build_terms(fields: RequestFields) -> job_pb2.JobTerms | None:
+    """Returns what is wanted of the job beside the picture; None where nothing is.
+
+    Raises:
+        InvalidRequestError: a value does not fit.
+    """
+    deadline_s = fields.get("deadline_s")
+    if deadline_s is None:
+        return None
+    terms = job_pb2.JobTerms()
+    try:
+        terms.deadline.FromNanoseconds(int(deadline_s * 1e9))
+    except (TypeError, ValueError, OverflowError) as wrong:
+        raise InvalidRequestError({"terms.deadline": f"{deadline_s!r} does not fit: {wrong}"}) from None
+    return terms
 
 
 def spread_seeds(seed: int | None, count: int) -> list[int]:

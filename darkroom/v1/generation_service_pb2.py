@@ -27,7 +27,7 @@ from darkroom.v1 import job_pb2 as darkroom_dot_v1_dot_job__pb2
 from darkroom.v1 import worker_pb2 as darkroom_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$darkroom/v1/generation_service.proto\x12\x0b\x64\x61rkroom.v1\x1a\x1c\x64\x61rkroom/v1/generation.proto\x1a\x15\x64\x61rkroom/v1/job.proto\x1a\x18\x64\x61rkroom/v1/worker.proto\"W\n\x10SubmitJobRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.darkroom.v1.GenerationRequest\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"2\n\x11SubmitJobResponse\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.darkroom.v1.Job\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"/\n\x0eGetJobResponse\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.darkroom.v1.Job\"_\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12%\n\x06states\x18\x03 \x03(\x0e\x32\x15.darkroom.v1.JobState\"K\n\x10ListJobsResponse\x12\x1e\n\x04jobs\x18\x01 \x03(\x0b\x32\x10.darkroom.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"2\n\x11\x43\x61ncelJobResponse\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.darkroom.v1.Job\"9\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\"8\n\x10WatchJobResponse\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.darkroom.v1.JobEvent\"7\n\x15\x44ownloadOutputRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"r\n\x16\x44ownloadOutputResponse\x12%\n\x06output\x18\x01 \x01(\x0b\x32\x13.darkroom.v1.OutputH\x00\x12)\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x18.darkroom.v1.OutputChunkH\x00\x42\x06\n\x04part\"V\n\x0fGenerateRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.darkroom.v1.GenerationRequest\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"m\n\x10GenerateResponse\x12&\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.darkroom.v1.JobEventH\x00\x12)\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x18.darkroom.v1.OutputChunkH\x00\x42\x06\n\x04part2\xc8\x04\n\x11GenerationService\x12O\n\tSubmitJob\x12\x1d.darkroom.v1.SubmitJobRequest\x1a\x1e.darkroom.v1.SubmitJobResponse\"\x03\x90\x02\x02\x12\x46\n\x06GetJob\x12\x1a.darkroom.v1.GetJobRequest\x1a\x1b.darkroom.v1.GetJobResponse\"\x03\x90\x02\x01\x12L\n\x08ListJobs\x12\x1c.darkroom.v1.ListJobsRequest\x1a\x1d.darkroom.v1.ListJobsResponse\"\x03\x90\x02\x01\x12O\n\tCancelJob\x12\x1d.darkroom.v1.CancelJobRequest\x1a\x1e.darkroom.v1.CancelJobResponse\"\x03\x90\x02\x02\x12N\n\x08WatchJob\x12\x1c.darkroom.v1.WatchJobRequest\x1a\x1d.darkroom.v1.WatchJobResponse\"\x03\x90\x02\x01\x30\x01\x12`\n\x0e\x44ownloadOutput\x12\".darkroom.v1.DownloadOutputRequest\x1a#.darkroom.v1.DownloadOutputResponse\"\x03\x90\x02\x01\x30\x01\x12I\n\x08Generate\x12\x1c.darkroom.v1.GenerateRequest\x1a\x1d.darkroom.v1.GenerateResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$darkroom/v1/generation_service.proto\x12\x0b\x64\x61rkroom.v1\x1a\x1c\x64\x61rkroom/v1/generation.proto\x1a\x15\x64\x61rkroom/v1/job.proto\x1a\x18\x64\x61rkroom/v1/worker.proto\"}\n\x10SubmitJobRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.darkroom.v1.GenerationRequest\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12$\n\x05terms\x18\x03 \x01(\x0b\x32\x15.darkroom.v1.JobTerms\"2\n\x11SubmitJobResponse\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.darkroom.v1.Job\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"/\n\x0eGetJobResponse\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.darkroom.v1.Job\"_\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12%\n\x06states\x18\x03 \x03(\x0e\x32\x15.darkroom.v1.JobState\"K\n\x10ListJobsResponse\x12\x1e\n\x04jobs\x18\x01 \x03(\x0b\x32\x10.darkroom.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"2\n\x11\x43\x61ncelJobResponse\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.darkroom.v1.Job\"9\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\"8\n\x10WatchJobResponse\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.darkroom.v1.JobEvent\"7\n\x15\x44ownloadOutputRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"r\n\x16\x44ownloadOutputResponse\x12%\n\x06output\x18\x01 \x01(\x0b\x32\x13.darkroom.v1.OutputH\x00\x12)\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x18.darkroom.v1.OutputChunkH\x00\x42\x06\n\x04part\"|\n\x0fGenerateRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.darkroom.v1.GenerationRequest\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12$\n\x05terms\x18\x03 \x01(\x0b\x32\x15.darkroom.v1.JobTerms\"m\n\x10GenerateResponse\x12&\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.darkroom.v1.JobEventH\x00\x12)\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x18.darkroom.v1.OutputChunkH\x00\x42\x06\n\x04part2\xc8\x04\n\x11GenerationService\x12O\n\tSubmitJob\x12\x1d.darkroom.v1.SubmitJobRequest\x1a\x1e.darkroom.v1.SubmitJobResponse\"\x03\x90\x02\x02\x12\x46\n\x06GetJob\x12\x1a.darkroom.v1.GetJobRequest\x1a\x1b.darkroom.v1.GetJobResponse\"\x03\x90\x02\x01\x12L\n\x08ListJobs\x12\x1c.darkroom.v1.ListJobsRequest\x1a\x1d.darkroom.v1.ListJobsResponse\"\x03\x90\x02\x01\x12O\n\tCancelJob\x12\x1d.darkroom.v1.CancelJobRequest\x1a\x1e.darkroom.v1.CancelJobResponse\"\x03\x90\x02\x02\x12N\n\x08WatchJob\x12\x1c.darkroom.v1.WatchJobRequest\x1a\x1d.darkroom.v1.WatchJobResponse\"\x03\x90\x02\x01\x30\x01\x12`\n\x0e\x44ownloadOutput\x12\".darkroom.v1.DownloadOutputRequest\x1a#.darkroom.v1.DownloadOutputResponse\"\x03\x90\x02\x01\x30\x01\x12I\n\x08Generate\x12\x1c.darkroom.v1.GenerateRequest\x1a\x1d.darkroom.v1.GenerateResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,33 +47,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATIONSERVICE'].methods_by_name['DownloadOutput']._loaded_options = None
   _globals['_GENERATIONSERVICE'].methods_by_name['DownloadOutput']._serialized_options = b'\220\002\001'
   _globals['_SUBMITJOBREQUEST']._serialized_start=132
-  _globals['_SUBMITJOBREQUEST']._serialized_end=219
-  _globals['_SUBMITJOBRESPONSE']._serialized_start=221
-  _globals['_SUBMITJOBRESPONSE']._serialized_end=271
-  _globals['_GETJOBREQUEST']._serialized_start=273
-  _globals['_GETJOBREQUEST']._serialized_end=304
-  _globals['_GETJOBRESPONSE']._serialized_start=306
-  _globals['_GETJOBRESPONSE']._serialized_end=353
-  _globals['_LISTJOBSREQUEST']._serialized_start=355
-  _globals['_LISTJOBSREQUEST']._serialized_end=450
-  _globals['_LISTJOBSRESPONSE']._serialized_start=452
-  _globals['_LISTJOBSRESPONSE']._serialized_end=527
-  _globals['_CANCELJOBREQUEST']._serialized_start=529
-  _globals['_CANCELJOBREQUEST']._serialized_end=563
-  _globals['_CANCELJOBRESPONSE']._serialized_start=565
-  _globals['_CANCELJOBRESPONSE']._serialized_end=615
-  _globals['_WATCHJOBREQUEST']._serialized_start=617
-  _globals['_WATCHJOBREQUEST']._serialized_end=674
-  _globals['_WATCHJOBRESPONSE']._serialized_start=676
-  _globals['_WATCHJOBRESPONSE']._serialized_end=732
-  _globals['_DOWNLOADOUTPUTREQUEST']._serialized_start=734
-  _globals['_DOWNLOADOUTPUTREQUEST']._serialized_end=789
-  _globals['_DOWNLOADOUTPUTRESPONSE']._serialized_start=791
-  _globals['_DOWNLOADOUTPUTRESPONSE']._serialized_end=905
-  _globals['_GENERATEREQUEST']._serialized_start=907
-  _globals['_GENERATEREQUEST']._serialized_end=993
-  _globals['_GENERATERESPONSE']._serialized_start=995
-  _globals['_GENERATERESPONSE']._serialized_end=1104
-  _globals['_GENERATIONSERVICE']._serialized_start=1107
-  _globals['_GENERATIONSERVICE']._serialized_end=1691
+  _globals['_SUBMITJOBREQUEST']._serialized_end=257
+  _globals['_SUBMITJOBRESPONSE']._serialized_start=259
+  _globals['_SUBMITJOBRESPONSE']._serialized_end=309
+  _globals['_GETJOBREQUEST']._serialized_start=311
+  _globals['_GETJOBREQUEST']._serialized_end=342
+  _globals['_GETJOBRESPONSE']._serialized_start=344
+  _globals['_GETJOBRESPONSE']._serialized_end=391
+  _globals['_LISTJOBSREQUEST']._serialized_start=393
+  _globals['_LISTJOBSREQUEST']._serialized_end=488
+  _globals['_LISTJOBSRESPONSE']._serialized_start=490
+  _globals['_LISTJOBSRESPONSE']._serialized_end=565
+  _globals['_CANCELJOBREQUEST']._serialized_start=567
+  _globals['_CANCELJOBREQUEST']._serialized_end=601
+  _globals['_CANCELJOBRESPONSE']._serialized_start=603
+  _globals['_CANCELJOBRESPONSE']._serialized_end=653
+  _globals['_WATCHJOBREQUEST']._serialized_start=655
+  _globals['_WATCHJOBREQUEST']._serialized_end=712
+  _globals['_WATCHJOBRESPONSE']._serialized_start=714
+  _globals['_WATCHJOBRESPONSE']._serialized_end=770
+  _globals['_DOWNLOADOUTPUTREQUEST']._serialized_start=772
+  _globals['_DOWNLOADOUTPUTREQUEST']._serialized_end=827
+  _globals['_DOWNLOADOUTPUTRESPONSE']._serialized_start=829
+  _globals['_DOWNLOADOUTPUTRESPONSE']._serialized_end=943
+  _globals['_GENERATEREQUEST']._serialized_start=945
+  _globals['_GENERATEREQUEST']._serialized_end=1069
+  _globals['_GENERATERESPONSE']._serialized_start=1071
+  _globals['_GENERATERESPONSE']._serialized_end=1180
+  _globals['_GENERATIONSERVICE']._serialized_start=1183
+  _globals['_GENERATIONSERVICE']._serialized_end=1767
 # @@protoc_insertion_point(module_scope)

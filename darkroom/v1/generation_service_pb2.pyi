@@ -23,20 +23,26 @@ class SubmitJobRequest(google.protobuf.message.Message):
 
     REQUEST_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    TERMS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """A UUID of the caller's making: repeating it returns the first job. Optional; without it a retry makes a second job."""
     @property
     def request(self) -> darkroom.v1.generation_pb2.GenerationRequest:
         """What to make."""
 
+    @property
+    def terms(self) -> darkroom.v1.job_pb2.JobTerms:
+        """Its deadline. Part of the request: another one under the same request_id is another request."""
+
     def __init__(
         self,
         *,
         request: darkroom.v1.generation_pb2.GenerationRequest | None = ...,
         request_id: builtins.str = ...,
+        terms: darkroom.v1.job_pb2.JobTerms | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["request", b"request", "request_id", b"request_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["request", b"request", "terms", b"terms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["request", b"request", "request_id", b"request_id", "terms", b"terms"]) -> None: ...
 
 global___SubmitJobRequest = SubmitJobRequest
 
@@ -292,20 +298,26 @@ class GenerateRequest(google.protobuf.message.Message):
 
     REQUEST_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
+    TERMS_FIELD_NUMBER: builtins.int
     request_id: builtins.str
     """As in SubmitJobRequest."""
     @property
     def request(self) -> darkroom.v1.generation_pb2.GenerationRequest:
         """What to make."""
 
+    @property
+    def terms(self) -> darkroom.v1.job_pb2.JobTerms:
+        """As in SubmitJobRequest."""
+
     def __init__(
         self,
         *,
         request: darkroom.v1.generation_pb2.GenerationRequest | None = ...,
         request_id: builtins.str = ...,
+        terms: darkroom.v1.job_pb2.JobTerms | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["request", b"request", "request_id", b"request_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["request", b"request", "terms", b"terms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["request", b"request", "request_id", b"request_id", "terms", b"terms"]) -> None: ...
 
 global___GenerateRequest = GenerateRequest
 

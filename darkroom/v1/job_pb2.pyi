@@ -7,6 +7,7 @@ import builtins
 import darkroom.v1.error_pb2
 import darkroom.v1.generation_pb2
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
@@ -74,6 +75,8 @@ class Job(google.protobuf.message.Message):
     CREATED_AT_FIELD_NUMBER: builtins.int
     STARTED_AT_FIELD_NUMBER: builtins.int
     FINISHED_AT_FIELD_NUMBER: builtins.int
+    TERMS_FIELD_NUMBER: builtins.int
+    DEADLINE_AT_FIELD_NUMBER: builtins.int
     id: builtins.str
     """Assigned at submit; sorts by time."""
     state: global___JobState.ValueType
@@ -112,6 +115,14 @@ class Job(google.protobuf.message.Message):
     def finished_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it became terminal."""
 
+    @property
+    def terms(self) -> global___JobTerms:
+        """The terms that it was submitted under."""
+
+    @property
+    def deadline_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When it fails unless it has ended before, by the job store's clock; absent without a deadline."""
+
     def __init__(
         self,
         *,
@@ -127,11 +138,36 @@ class Job(google.protobuf.message.Message):
         created_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         started_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         finished_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        terms: global___JobTerms | None = ...,
+        deadline_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["created_at", b"created_at", "error", b"error", "finished_at", b"finished_at", "output", b"output", "progress", b"progress", "request", b"request", "started_at", b"started_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempts", b"attempts", "created_at", b"created_at", "error", b"error", "finished_at", b"finished_at", "id", b"id", "last_sequence", b"last_sequence", "output", b"output", "progress", b"progress", "request", b"request", "started_at", b"started_at", "state", b"state", "worker_id", b"worker_id"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["created_at", b"created_at", "deadline_at", b"deadline_at", "error", b"error", "finished_at", b"finished_at", "output", b"output", "progress", b"progress", "request", b"request", "started_at", b"started_at", "terms", b"terms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempts", b"attempts", "created_at", b"created_at", "deadline_at", b"deadline_at", "error", b"error", "finished_at", b"finished_at", "id", b"id", "last_sequence", b"last_sequence", "output", b"output", "progress", b"progress", "request", b"request", "started_at", b"started_at", "state", b"state", "terms", b"terms", "worker_id", b"worker_id"]) -> None: ...
 
 global___Job = Job
+
+@typing.final
+class JobTerms(google.protobuf.message.Message):
+    """What a caller wants of a job beside the picture. All of it is optional."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DEADLINE_FIELD_NUMBER: builtins.int
+    @property
+    def deadline(self) -> google.protobuf.duration_pb2.Duration:
+        """Longest time from acceptance to the end. A job past it is not started, a running one stops at its next step, and
+        either ends in FAILED with DEADLINE_EXCEEDED. Absent: it waits and runs for as long as it takes.
+        """
+
+    def __init__(
+        self,
+        *,
+        deadline: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["deadline", b"deadline"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["deadline", b"deadline"]) -> None: ...
+
+global___JobTerms = JobTerms
 
 @typing.final
 class JobEvent(google.protobuf.message.Message):

@@ -13,10 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from darkroom.rpc.errors import InvalidRequestError
-from darkroom.v1 import device_pb2, generation_pb2, model_pb2, plan_pb2
+from darkroom.v1 import device_pb2, generation_pb2, job_pb2, model_pb2, plan_pb2
 
 # A drawn seed survives a trip through JSON, whose numbers are doubles.
 DRAWN_SEED_BITS = 53
+MAX_DEADLINE_S = 365 * 86400
 
 FindModel = Callable[[str], model_pb2.Model]
 
@@ -54,6 +55,16 @@ def check_request_id(request_id: str) -> None:
     if not is_uuid:
         text = f"{request_id[:64]!r} is no UUID; send one such as {uuid.UUID(int=0)}, made by uuid4, or leave it out"
         raise InvalidRequestError({"request_id": text})
+
+
+def check_terms(terms: job_pb2.JobTerms) -> None:
+    """Raises InvalidRequestError unless the terms can be kept."""
+    if not terms.HasField("deadline"):
+        return
+    seconds = terms.deadline.seconds + terms.deadline.nanos / 1e9
+    if not 0.001 <= seconds <= MAX_DEADLINE_S:
+        text = f"is {seconds:g} s; send 0.001 to {MAX_DEADLINE_S} s from now, or leave it out"
+        raise InvalidRequestError({"terms.deadline": text})
 
 
 def kind_of(request: generation_pb2.GenerationRequest) -> str:

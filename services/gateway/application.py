@@ -19,6 +19,7 @@ from darkroom.rpc.serving import Application, Health, owned_task
 from darkroom.v1 import cluster_service_pb2, generation_service_pb2, model_service_pb2
 from services.gateway.config import GatewaySettings
 from services.gateway.outputs import Outputs
+from services.gateway.running.deadlines import keep_deadlines
 from services.gateway.running.dispatch import Dispatch
 from services.gateway.running.resources import Resources
 from services.gateway.servicers.cluster import ClusterServicer
@@ -87,6 +88,7 @@ async def open_gateway(
             (parts.means.bell.listen(), "bell"),
             (parts.means.pool.run(parts.dispatch.attend), "pool"),
             (parts.dispatch.sweep(), "sweep"),
+            (keep_deadlines(parts.means), "deadlines"),
             (_tell_health(parts.means.jobs, health), "health"),
             (_keep_house(parts.means), "housekeeping"),
         ):

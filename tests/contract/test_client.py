@@ -146,3 +146,12 @@ def test_a_closed_blocking_client_can_be_closed_again() -> None:
         client.is_ready()
     client.close()
     client.close()
+
+
+async def test_a_job_that_is_not_done_in_time_raises(client: AsyncClient, gateway: FakeGateway) -> None:
+    gateway.step_s = 0.05
+    with pytest.raises(errors.DeadlineError):
+        await client.generate("a red apple", steps=40, deadline_s=0.2)
+    (job,) = gateway.jobs.values()
+    assert job.record.deadline_at.ToMilliseconds() - job.record.created_at.ToMilliseconds() in (199, 200, 201)
+    assert (await client.generate("a red apple", steps=1, deadline_s=20)).job.terms.deadline.seconds == 20

@@ -5,6 +5,7 @@ The plan's fallback for running out of memory is the same plan with model offloa
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -41,11 +42,16 @@ class FakePlanner:
     def __init__(self) -> None:
         self.questions: list[planner_service_pb2.PlanRequest] = []
         self.never_fits = False
+        self.plan_s = 0.0
+        # Seconds that each caller had left.
+        self.limits_s: list[float | None] = []
 
     async def Plan(
         self, request: planner_service_pb2.PlanRequest, context: grpc.aio.ServicerContext
     ) -> planner_service_pb2.PlanResponse:
         self.questions.append(request)
+        self.limits_s.append(context.time_remaining())
+        await asyncio.sleep(self.plan_s)
         answer = planner_service_pb2.PlanResponse()
         if self.never_fits:
             candidate = answer.no_fit.candidates.add(scheme=device_pb2.SCHEME_NONE)

@@ -90,6 +90,8 @@ class FakeWorker:
         self.loads: list[worker_service_pb2.LoadRequest] = []
         self.acknowledged: list[str] = []
         self.tokens: list[int] = []
+        # Seconds that the caller of each run had left.
+        self.limits_s: list[float | None] = []
         self.loaded: worker_pb2.LoadedModel | None = None
         self.runs: dict[str, FakeRun] = {}
         self.finished_runs = 0
@@ -146,6 +148,7 @@ class FakeWorker:
     async def Generate(
         self, request: worker_service_pb2.WorkerServiceGenerateRequest, context: Context
     ) -> AsyncIterator[worker_service_pb2.WorkerServiceGenerateResponse]:
+        self.limits_s.append(context.time_remaining())
         if request.run_id not in self.runs:
             self._refuse_if_draining()
         is_newer = self._admit(request)

@@ -21,6 +21,7 @@ from darkroom.v1 import (
     cluster_service_pb2_grpc,
     generation_pb2,
     generation_service_pb2_grpc,
+    job_pb2,
     model_pb2,
     model_service_pb2_grpc,
 )
@@ -43,7 +44,7 @@ class FakeGateway:
         self.address = listen
         # In the order of their submission.
         self.jobs: dict[str, FakeJob] = {}
-        self._request_ids: dict[str, tuple[str, generation_pb2.GenerationRequest]] = {}
+        self._request_ids: dict[str, tuple[str, tuple[generation_pb2.GenerationRequest, job_pb2.JobTerms]]] = {}
         self._refusals: list[DarkroomError] = []
         self._failures: list[DarkroomError] = []
         self._server: grpc.aio.Server | None = None
@@ -91,20 +92,22 @@ class FakeGateway:
         if self._refusals:
             raise self._refusals.pop(0)
 
-    def submit(self, request: generation_pb2.GenerationRequest, request_id: str) -> FakeJob:
+    def submit(self, request: generation_pb2.GenerationRequest, request_id: str, terms: job_pb2.JobTerms) -> FakeJob:
         """Accepts a job and starts it, or returns the one that this request_id made."""
         if request_id in self._request_ids:
             job_id, first = self._request_ids[request_id]
-            if first != request:
+            if first != (request, terms):
                 raise RequestIdReusedError(f"request_id {request_id} was used with another request")
             return self.jobs[job_id]
         admitted = admit(request, find_model(self.models, request.model))
-        job = FakeJob(f"fake-{len(self.jobs) + 1:06d}", admitted)
+        job = FakeJob(f"fake-{len(self.jobs) + 1:06d}", admitted, terms)
         self.jobs[job.record.id] = job
         if request_id:
-            self._request_ids[request_id] = (job.record.id, request)
+            self._request_ids[request_id] = (job.record.id, (request, terms))
         failure = self._failures.pop(0) if self._failures else None
         job.task = asyncio.create_task(job.run(self.step_s, failure), name=job.record.id)
+        if terms.HasField("deadline"):
+            asyncio.get_running_loop().call_later(terms.deadline.ToNanoseconds() / 1e9, job.expire)
         return job
 
     def find_job(self, job_id: str) -> FakeJob:

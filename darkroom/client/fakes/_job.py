@@ -12,16 +12,20 @@ from collections.abc import AsyncGenerator
 
 from darkroom.client._watch import is_terminal
 from darkroom.client.fakes._paint import paint
-from darkroom.rpc.errors import CancelledError, DarkroomError, error_to_message
+from darkroom.rpc.errors import CancelledError, DarkroomError, DeadlineError, error_to_message
 from darkroom.v1 import generation_pb2, job_pb2
 
 
 class FakeJob:
     """One job from acceptance to its end."""
 
-    def __init__(self, job_id: str, request: generation_pb2.GenerationRequest) -> None:
+    def __init__(self, job_id: str, request: generation_pb2.GenerationRequest, terms: job_pb2.JobTerms) -> None:
         self.record = job_pb2.Job(id=job_id, state=job_pb2.JOB_STATE_QUEUED, request=request)
         self.record.created_at.GetCurrentTime()
+        if terms.HasField("deadline"):
+            self.record.terms.CopyFrom(terms)
+            ends_at = self.record.created_at.ToNanoseconds() + terms.deadline.ToNanoseconds()
+            self.record.deadline_at.FromNanoseconds(ends_at)
         self.data = b""
         self.events: list[job_pb2.JobEvent] = []
         self._grown = asyncio.Event()
@@ -52,6 +56,13 @@ class FakeJob:
             if self.task is not None:
                 self.task.cancel()
             self._end(job_pb2.JOB_STATE_CANCELLED, CancelledError(f"job {self.record.id} was cancelled"))
+
+    def expire(self) -> None:
+        """Fails the job unless it has ended: its deadline passed."""
+        if not is_terminal(self.record):
+            if self.task is not None:
+                self.task.cancel()
+            self._end(job_pb2.JOB_STATE_FAILED, DeadlineError("the job's deadline passed before its end"))
 
     async def watch(self, after_sequence: int) -> AsyncGenerator[job_pb2.JobEvent, None]:
         """Yields the state, then the events after the cursor, up to the terminal one."""

@@ -42,7 +42,7 @@ class GenerationFake(generation_service_pb2_grpc.GenerationServiceServicer):
 
     async def SubmitJob(self, request, context):  # type: ignore[no-untyped-def]
         async with _answered(self._gateway, context):
-            job = self._gateway.submit(request.request, request.request_id)
+            job = self._gateway.submit(request.request, request.request_id, request.terms)
             return generation_service_pb2.SubmitJobResponse(job=job.record)
 
     async def GetJob(self, request, context):  # type: ignore[no-untyped-def]
@@ -86,7 +86,7 @@ class GenerationFake(generation_service_pb2_grpc.GenerationServiceServicer):
 
     async def Generate(self, request, context):  # type: ignore[no-untyped-def]
         async with _answered(self._gateway, context):
-            job = self._gateway.submit(request.request, request.request_id)
+            job = self._gateway.submit(request.request, request.request_id, request.terms)
             try:
                 async with contextlib.aclosing(job.watch(0)) as events:
                     async for event in events:

@@ -29,6 +29,7 @@ from services.gateway.running.lease import Lease
 from services.gateway.running.loading import Need, ensure_loaded, fallback_after, load_fallback
 from services.gateway.running.progress import ProgressTruth
 from services.gateway.running.resources import Resources
+from services.gateway.store.jobs import Wish
 from services.gateway.store.record import Claim
 from services.gateway.workers.seat import Seat
 
@@ -36,8 +37,11 @@ RECONNECT_S = 0.2
 STORE_RETRY_S = 0.1
 # A model that vanishes again and again between load and run is somebody else's doing.
 MAX_RELOADS = 3
+# Beyond a deadline, for the step that is under way to end by itself.
+LAST_STEP_S = 10.0
 
 Event = TypeVar("Event")
+Answer = TypeVar("Answer")
 
 
 class Attempt:
@@ -48,15 +52,15 @@ class Attempt:
         seat: the worker.
         claim: the job and the right to it.
         lease: told of every progress.
-        cancel: called when the store says that somebody wants the job cancelled.
+        stop: called when the store says that the job should stop, with why.
     """
 
-    def __init__(self, means: Resources, seat: Seat, claim: Claim, lease: Lease, cancel: Callable[[], None]) -> None:
+    def __init__(self, means: Resources, seat: Seat, claim: Claim, lease: Lease, stop: Callable[[Wish], None]) -> None:
         self._means = means
         self._seat = seat
         self._claim = claim
         self._lease = lease
-        self._cancel = cancel
+        self._stop = stop
         self._truth = ProgressTruth(claim.job.progress.fraction if claim.is_adopted else 0.0)
         self._journal = Journal(self._write)
         self._run_id = claim.run_id
@@ -89,7 +93,7 @@ class Attempt:
         finally:
             draft.discard()
 
-    async def insist(self, call: Callable[[], Awaitable[bool | None]]) -> bool | None:
+    async def insist(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
         """Repeats a call to the store while it is away and the lease still holds."""
         while True:
             try:
@@ -102,7 +106,8 @@ class Attempt:
     async def _prepare(self) -> None:
         """Loads, unless the worker is known to hold what the job needs."""
         if not self._seat.covers(self._need().kind, self._workload()):
-            await self._follow_load(ensure_loaded(self._seat, self._means.planner, self._need(), self._claim.token))
+            need = self._need()
+            await self._follow_load(ensure_loaded(self._seat, self._means.planner, need, self._claim.token))
 
     async def _follow_load(self, events: AsyncGenerator[worker_pb2.LoadEvent, None]) -> None:
         async with contextlib.aclosing(_spoken(events, self._means.settings.gateway_worker_silence_s)) as heard:
@@ -139,7 +144,7 @@ class Attempt:
         """Loads what the plan says to do after `error`, and names a new run of the same attempt."""
         log.warning("run_falls_back", reason=error.reason)
         await self._forget_older_run()
-        await self._follow_load(load_fallback(self._seat, plan, self._need().kind, self._claim.token))
+        await self._follow_load(load_fallback(self._seat, plan, self._need(), self._claim.token))
         await self._journal.flush()
         run_id = f"{self._run_id}+"
         await self.insist(lambda: self._means.jobs.begin_run(self._claim, run_id))
@@ -153,6 +158,8 @@ class Attempt:
             try:
                 return await self._follow_run(draft)
             except WorkerLostError:
+                if self._claim.left_s == 0:
+                    raise
                 if broken_at is None or self._sequence > before:
                     broken_at = time.monotonic()
                 if time.monotonic() - broken_at > self._means.settings.gateway_worker_lost_s:
@@ -178,7 +185,9 @@ class Attempt:
         )
         self.is_on_worker = True
         silence_s = self._means.settings.gateway_worker_silence_s
-        async with contextlib.aclosing(_spoken(self._seat.client.generate(request), silence_s)) as events:
+        left_s = self._claim.left_s
+        run = self._seat.client.generate(request, None if left_s is None else left_s + LAST_STEP_S)
+        async with contextlib.aclosing(_spoken(run, silence_s)) as events:
             async for event in events:
                 self._has_attached = True
                 if event.HasField("heartbeat") or event.sequence <= self._sequence:
@@ -206,8 +215,8 @@ class Attempt:
         self._journal.add(run_sequence, progress)
 
     async def _write(self, entries: Sequence[Entry]) -> None:
-        if await self.insist(lambda: self._means.jobs.append(self._claim, entries)):
-            self._cancel()
+        if wish := await self.insist(lambda: self._means.jobs.append(self._claim, entries)):
+            self._stop(wish)
 
     async def _forget_older_run(self) -> None:
         """Ends and forgets what the worker may still have of this job."""
@@ -216,7 +225,7 @@ class Attempt:
 
     def _need(self) -> Need:
         request = self._claim.job.request
-        return Need(request.model, request.preferences, self._workload(), kind_of(request))
+        return Need(request.model, request.preferences, self._workload(), kind_of(request), self._claim.ends_at)
 
     def _workload(self) -> plan_pb2.Workload:
         request = self._claim.job.request

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from darkroom.rpc.errors import StaleTokenError, StoreUnavailableError
 from darkroom.rpc.logs import log
 from darkroom.v1 import generation_pb2, plan_pb2
-from services.gateway.store.jobs import Jobs
+from services.gateway.store.jobs import Jobs, Wish
 from services.gateway.store.record import Claim
 
 RETRY_S = 0.25
@@ -40,7 +40,7 @@ class Lease:
         slack_s: beyond a phase's idle budget, for the worker to end its engine by itself.
         lost: called once when the claim is no longer ours.
         hung: called once when there was no progress for too long; the lease is not renewed after that.
-        cancel: called whenever somebody wants the job cancelled.
+        stop: called whenever the store says that the job should stop, with why.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Lease:
         *,
         lost: Callable[[], None],
         hung: Callable[[], None],
-        cancel: Callable[[], None],
+        stop: Callable[[Wish], None],
     ) -> None:
         self._jobs = jobs
         self._claim = claim
@@ -60,7 +60,7 @@ class Lease:
         self._slack_s = slack_s
         self._lost = lost
         self._hung = hung
-        self._cancel = cancel
+        self._stop = stop
         self._budget_s = DEFAULT_BUDGET_S
         self._progressed_at = time.monotonic()
         self.expires_at = time.monotonic() + lease_s
@@ -87,8 +87,8 @@ class Lease:
                 return
             asked_at = time.monotonic()
             try:
-                if await self._jobs.renew(self._claim, self._lease_s):
-                    self._cancel()
+                if wish := await self._jobs.renew(self._claim, self._lease_s):
+                    self._stop(wish)
                 self.expires_at = asked_at + self._lease_s
                 pause_s = self._lease_s / 3
             except StoreUnavailableError:

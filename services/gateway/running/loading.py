@@ -7,6 +7,7 @@ device, or the fallback that the plan itself names.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
@@ -29,6 +30,13 @@ class Need:
     workload: plan_pb2.Workload | None
     # As admission.kind_of names it.
     kind: str
+    # When nobody wants it any more, on the monotonic clock; None: never.
+    ends_at: float | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until nobody wants it any more."""
+        return None if self.ends_at is None else max(0.0, self.ends_at - time.monotonic())
 
 
 async def ensure_loaded(
@@ -44,7 +52,7 @@ async def ensure_loaded(
     await seat.look()
     if seat.status is None or not seat.is_reachable:
         raise WorkerLostError(f"worker {seat.address} does not answer: {seat.problem}")
-    inspection = await seat.client.inspect(need.model)
+    inspection = await seat.client.inspect(need.model, need.left_s)
     if inspection.problem:
         raise SourceRefusedError(inspection.problem, model=need.model)
     plan = await _plan(planner, need, seat.status.device, inspection)
@@ -58,13 +66,13 @@ async def ensure_loaded(
 
 
 async def load_fallback(
-    seat: Seat, plan: plan_pb2.Plan, kind: str, token: worker_pb2.FencingToken
+    seat: Seat, plan: plan_pb2.Plan, need: Need, token: worker_pb2.FencingToken
 ) -> AsyncGenerator[worker_pb2.LoadEvent, None]:
     """Loads one plan as it is; yields what happens, `loaded` last."""
     request = worker_service_pb2.LoadRequest(plan=plan, token=token, replanned=True)
-    async for event in _events(seat, request):
+    async for event in _events(seat, request, need):
         if event.HasField("loaded"):
-            seat.remember_load(event.loaded, kind, plan.workload)
+            seat.remember_load(event.loaded, need.kind, plan.workload)
         yield event
 
 
@@ -90,7 +98,7 @@ async def _load(
 ) -> AsyncGenerator[worker_pb2.LoadEvent, None]:
     request = worker_service_pb2.LoadRequest(plan=plan, token=token)
     replan: worker_pb2.Replan | None = None
-    async for event in _events(seat, request):
+    async for event in _events(seat, request, need):
         if event.HasField("replan"):
             replan = event.replan
             break
@@ -101,14 +109,16 @@ async def _load(
         return
     log.info("replanning", reason=replan.reason)
     plan = await _plan(planner, need, replan.device, inspection)
-    async for event in load_fallback(seat, plan, need.kind, token):
+    async for event in load_fallback(seat, plan, need, token):
         yield event
 
 
-async def _events(seat: Seat, request: worker_service_pb2.LoadRequest) -> AsyncGenerator[worker_pb2.LoadEvent, None]:
+async def _events(
+    seat: Seat, request: worker_service_pb2.LoadRequest, need: Need
+) -> AsyncGenerator[worker_pb2.LoadEvent, None]:
     """A load's events; one that ends without `loaded` or `replan` is a lost worker."""
     seat.forget_loaded()
-    async with contextlib.aclosing(seat.client.load(request)) as events:
+    async with contextlib.aclosing(seat.client.load(request, need.left_s)) as events:
         async for event in events:
             yield event
             if event.HasField("loaded") or event.HasField("replan"):
@@ -122,7 +132,7 @@ async def _plan(
     request = planner_service_pb2.PlanRequest(
         model=need.model, device=device, preferences=need.preferences, workload=need.workload, inspection=inspection
     )
-    answer = await planner.ask(request)
+    answer = await planner.ask(request, need.left_s)
     if answer.HasField("plan"):
         return answer.plan
     tried = "; ".join(f"{item.reason.code}: {item.reason.sentence}" for item in answer.no_fit.candidates)

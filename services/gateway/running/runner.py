@@ -15,11 +15,13 @@ import structlog
 from darkroom.rpc.errors import (
     CancelledError,
     DarkroomError,
+    DeadlineError,
     EngineHungError,
     InternalError,
     StaleTokenError,
     StoreUnavailableError,
     WorkerLostError,
+    error_from_message,
     error_to_message,
 )
 from darkroom.rpc.logs import log
@@ -29,7 +31,7 @@ from services.gateway.running.lease import Lease
 from services.gateway.running.resources import Resources
 from services.gateway.running.verdict import Verdict, final_error, judge
 from services.gateway.store import bell
-from services.gateway.store.jobs import Setback
+from services.gateway.store.jobs import CANCELLED, LATE, Setback, Wish
 from services.gateway.store.record import Claim
 from services.gateway.workers.seat import Seat
 
@@ -44,7 +46,7 @@ class Stop(enum.Enum):
 
     LEASE_LOST = "another gateway may have the job"
     HUNG = "no progress within the idle budget"
-    CANCEL = "somebody wants it cancelled, and the worker does not have it yet"
+    UNWANTED = "cancelled or past its deadline, and the worker does not have it yet"
     HAND_OVER = "this gateway is stopping"
 
 
@@ -63,10 +65,11 @@ class Runner:
             settings.gateway_hang_slack_s,
             lost=lambda: self._stop(Stop.LEASE_LOST),
             hung=lambda: self._stop(Stop.HUNG),
-            cancel=self._want_cancel,
+            stop=self._want_stop,
         )
-        self._attempt = Attempt(means, seat, claim, self._lease, self._want_cancel)
-        self._cancel_wanted = asyncio.Event()
+        self._attempt = Attempt(means, seat, claim, self._lease, self._want_stop)
+        self._wish = Wish.GO_ON
+        self._stop_wanted = asyncio.Event()
         self._body: asyncio.Task[None] | None = None
         self._stopped: Stop | None = None
 
@@ -78,7 +81,7 @@ class Runner:
             try:
                 async with (
                     owned_task(self._lease.keep(), f"lease-{job.id}"),
-                    owned_task(self._obey_cancel(), f"cancel-{job.id}"),
+                    owned_task(self._obey(), f"obey-{job.id}"),
                 ):
                     await self._end(await self._outcome())
             except (StaleTokenError, StoreUnavailableError) as lost:
@@ -108,10 +111,10 @@ class Runner:
         output = await self._attempt.run()
         job, token = self._claim.job, self._claim.token
         try:
-            if self._cancel_wanted.is_set():
-                raise CancelledError("the job was cancelled on request")
+            if self._wish:
+                raise self._unwanted()
             await self._attempt.insist(lambda: self._means.jobs.succeed(self._claim, output))
-        except (StaleTokenError, CancelledError):
+        except (StaleTokenError, CancelledError, DeadlineError):
             self._means.outputs.delete(job.id, token.counter)
             raise
         log.info(
@@ -128,13 +131,13 @@ class Runner:
             await self._means.jobs.forfeit(self._claim)
             log.info("job_handed_over")
             return
-        if self._stopped is Stop.CANCEL:
-            error = CancelledError("the job was cancelled on request")
+        if self._stopped is Stop.UNWANTED or (self._wish and isinstance(error, CancelledError)):
+            error = self._unwanted()
         if self._stopped is Stop.HUNG:
             text = "neither progress nor an error came within the idle budget and its slack"
             await self._set_back(EngineHungError(text), Verdict.LOST)
         elif error is not None:
-            verdict = judge(error, is_cancel_wanted=self._cancel_wanted.is_set())
+            verdict = judge(error, is_cancel_wanted=self._wish is Wish.CANCEL)
             await (self._fail(error) if verdict is Verdict.FAIL else self._set_back(error, verdict))
 
     async def _fail(self, error: DarkroomError) -> None:
@@ -150,9 +153,11 @@ class Runner:
         settings = self._means.settings
         bound = settings.gateway_max_deaths if verdict is Verdict.DEATH else settings.gateway_max_lost
         failed = error_to_message(final_error(error, verdict, bound))
-        if verdict in WORKERS_FAULT:
+        # Calls end with the deadline of their job: that is nobody's fault, and the store ends the job.
+        is_late = self._claim.left_s == 0
+        if verdict in WORKERS_FAULT and not is_late:
             self._seat.went_wrong()
-        if isinstance(error, WorkerLostError):
+        if isinstance(error, WorkerLostError) and not is_late:
             self._seat.lost(error.message)
         else:
             await self._acknowledge()
@@ -163,25 +168,30 @@ class Runner:
         with contextlib.suppress(DarkroomError):
             await self._seat.client.acknowledge(self._claim.job.id, self._claim.token)
 
-    async def _obey_cancel(self) -> None:
-        """Waits until somebody wants the job cancelled, and sees to it."""
+    async def _obey(self) -> None:
+        """Waits until somebody wants the job stopped, or its deadline passes, and sees to it."""
         with self._means.bell.topic(bell.cancelling(self._claim.job.id)) as asked:
-            while not self._cancel_wanted.is_set():
+            while not self._stop_wanted.is_set():
                 if await asked.wait(CANCEL_AGAIN_S):
                     # A ring is a hint, and all topics ring after Redis was away: the store knows.
                     with contextlib.suppress(DarkroomError):
-                        if await self._means.jobs.renew(self._claim, self._means.settings.gateway_lease_s):
-                            self._cancel_wanted.set()
+                        if wish := await self._means.jobs.renew(self._claim, self._means.settings.gateway_lease_s):
+                            self._want_stop(wish)
         while True:
             if not self._attempt.is_on_worker:
-                self._stop(Stop.CANCEL)
+                self._stop(Stop.UNWANTED)
                 return
             with contextlib.suppress(DarkroomError):
                 await self._seat.client.cancel(self._claim.job.id)
             await asyncio.sleep(CANCEL_AGAIN_S)
 
-    def _want_cancel(self) -> None:
-        self._cancel_wanted.set()
+    def _want_stop(self, wish: Wish) -> None:
+        self._wish = self._wish or wish
+        self._stop_wanted.set()
+
+    def _unwanted(self) -> DarkroomError:
+        """Returns what the job ends with that somebody wants no more."""
+        return error_from_message(LATE if self._wish is Wish.DEADLINE else CANCELLED)
 
     def _stop(self, why: Stop) -> None:
         if self._stopped is None and self._body is not None and not self._body.done():

@@ -15,7 +15,7 @@ import grpc
 from darkroom.rpc.errors import DarkroomError, DrainingError, InvalidRequestError, NoOutputError
 from darkroom.rpc.logs import log
 from darkroom.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc, job_pb2, worker_pb2
-from services.gateway.admission import FindModel, admit, check_request_id, kind_of
+from services.gateway.admission import FindModel, admit, check_request_id, check_terms, kind_of
 from services.gateway.outputs import Outputs
 from services.gateway.paging import make_token, page_size, read_token
 from services.gateway.store.events import Events
@@ -24,6 +24,7 @@ from services.gateway.store.record import is_terminal
 from services.gateway.workers.pool import Pool
 
 Context: TypeAlias = grpc.aio.ServicerContext
+Submission: TypeAlias = generation_service_pb2.SubmitJobRequest | generation_service_pb2.GenerateRequest
 ALL_STATES = job_pb2.JobState.values()[1:]
 
 
@@ -58,7 +59,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     async def SubmitJob(
         self, request: generation_service_pb2.SubmitJobRequest, context: Context
     ) -> generation_service_pb2.SubmitJobResponse:
-        return generation_service_pb2.SubmitJobResponse(job=await self._submit(request.request, request.request_id))
+        return generation_service_pb2.SubmitJobResponse(job=await self._submit(request))
 
     async def GetJob(
         self, request: generation_service_pb2.GetJobRequest, context: Context
@@ -113,7 +114,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     async def Generate(
         self, request: generation_service_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[generation_service_pb2.GenerateResponse]:
-        job = await self._submit(request.request, request.request_id)
+        job = await self._submit(request)
         try:
             async for event in self._watch(job.id, 0):
                 if event.HasField("job"):
@@ -130,10 +131,14 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         """Waits for cancellations that dropped streams have left."""
         await asyncio.gather(*self._cancels, return_exceptions=True)
 
-    async def _submit(self, request: generation_pb2.GenerationRequest, request_id: str) -> job_pb2.Job:
-        check_request_id(request_id)
-        full = admit(request, self._find_model)
-        job = await self._jobs.submit(full, kind_of(full), request_id.lower(), digest_of(request), self._max_queued)
+    async def _submit(self, asked: Submission) -> job_pb2.Job:
+        check_request_id(asked.request_id)
+        check_terms(asked.terms)
+        full = admit(asked.request, self._find_model)
+        digest = digest_of(asked.request, asked.terms)
+        job = await self._jobs.submit(
+            full, kind_of(full), asked.request_id.lower(), digest, self._max_queued, asked.terms
+        )
         log.info("job_accepted", job_id=job.id, model=full.model)
         return self._explained(job)
 

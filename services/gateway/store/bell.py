@@ -18,6 +18,7 @@ from services.gateway.store import keys
 
 QUEUE = "q"
 LEASES = "l"
+DEADLINES = "d"
 RECONNECT_S = 0.2
 
 
@@ -27,7 +28,7 @@ def events(job_id: str) -> str:
 
 
 def cancelling(job_id: str) -> str:
-    """Returns the topic of a job that is to stop."""
+    """Returns the topic of a job that is to stop: cancelled, or past its deadline."""
     return f"c:{job_id}"
 
 

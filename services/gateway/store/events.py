@@ -95,7 +95,9 @@ class Events:
             id=job.id,
             state=int(fields[b"state"]),  # type: ignore[arg-type]
             request=job.request,
+            terms=job.terms if job.HasField("terms") else None,
             created_at=job.created_at,
+            deadline_at=job.deadline_at if job.HasField("deadline_at") else None,
             attempts=int(fields[b"attempts"]),
             worker_id=fields[b"worker"].decode(),
             last_sequence=sequence,

@@ -15,11 +15,13 @@ import redis.asyncio as aioredis
 
 from darkroom.rpc.errors import (
     CancelledError,
+    DeadlineError,
     QueueFullError,
     RequestIdReusedError,
     StaleTokenError,
     UnknownJobError,
     WorkerHeldError,
+    error_from_message,
     error_to_message,
 )
 from darkroom.v1 import error_pb2, generation_pb2, job_pb2, worker_pb2
@@ -30,7 +32,20 @@ from services.gateway.store.scripts import Scripts
 
 # Server time in milliseconds, then random digits: sorts by time.
 JOB_ID = re.compile(r"[0-9a-f]{12}[0-9a-f]{12}")
-CANCELLED = error_to_message(CancelledError("the job was cancelled on request")).SerializeToString()
+CANCELLED = error_to_message(CancelledError("the job was cancelled on request"))
+
+
+LATE = error_to_message(
+    DeadlineError("the job's deadline passed before its end; allow more time, or try when less is waiting")
+)
+
+
+class Wish(enum.StrEnum):
+    """What somebody wants of a running job; the first one is false."""
+
+    GO_ON = ""
+    CANCEL = "cancel"
+    DEADLINE = "deadline"
 
 
 class Setback(enum.StrEnum):
@@ -51,7 +66,13 @@ class Jobs:
         self._store_candidate = secrets.token_hex(8)
 
     async def submit(
-        self, request: generation_pb2.GenerationRequest, kind: str, request_id: str, digest: str, max_queued: int
+        self,
+        request: generation_pb2.GenerationRequest,
+        kind: str,
+        request_id: str,
+        digest: str,
+        max_queued: int,
+        terms: job_pb2.JobTerms | None = None,
     ) -> job_pb2.Job:
         """Accepts a job; it is on disk when this returns.
 
@@ -61,6 +82,7 @@ class Jobs:
             request_id: of the caller's making, or "".
             digest: of the request as it came.
             max_queued: jobs that may wait.
+            terms: checked.
 
         Raises:
             RequestIdReusedError: another request had this id.
@@ -68,7 +90,19 @@ class Jobs:
         """
         data = request.SerializeToString(deterministic=True)
         suffix = secrets.token_hex(6)
-        answer = await self._scripts.call("submit", suffix, data, kind, request_id, digest, max_queued, lasting=True)
+        terms = terms or job_pb2.JobTerms()
+        answer = await self._scripts.call(
+            "submit",
+            suffix,
+            data,
+            kind,
+            request_id,
+            digest,
+            max_queued,
+            terms.SerializeToString(deterministic=True),
+            terms.deadline.ToMilliseconds(),
+            lasting=True,
+        )
         outcome = answer[0]
         if outcome == b"reused":
             text = (
@@ -117,7 +151,7 @@ class Jobs:
     async def cancel(self, job_id: str) -> job_pb2.Job:
         """Ends a queued job, asks a running one to stop. Raises UnknownJobError."""
         check_job_id(job_id)
-        record = await self._scripts.call("cancel", job_id, CANCELLED, lasting=True)
+        record = await self._scripts.call("cancel", job_id, CANCELLED.SerializeToString(), lasting=True)
         if not record:
             raise unknown(job_id)
         return job_message(job_id, fields_of(record))
@@ -143,11 +177,12 @@ class Jobs:
             _ms(patience_s),
             _ms(lease_s),
             self._store_candidate,
+            LATE.SerializeToString(),
             *elsewhere,
             lasting=True,
         )
         if answer[0] == b"claimed":
-            return claim_of(*answer[1:5], is_adopted=False)
+            return claim_of(*answer[1:6], is_adopted=False)
         if answer[0] == b"none" and answer[1] >= 0:
             return max(0.02, int(answer[1]) / 1000)
         return float("inf")
@@ -155,7 +190,7 @@ class Jobs:
     async def adopt(self, lease_s: float) -> Claim | None:
         """Takes over one running job that its gateway abandoned, if there is one."""
         answer = await self._scripts.call("adopt", _ms(lease_s), lasting=True)
-        return claim_of(*answer[:4], is_adopted=True) if answer else None
+        return claim_of(*answer[:5], is_adopted=True) if answer else None
 
     async def abandon_all_leases(self) -> None:
         """Makes every running job adoptable at once. Only for whoever knows that no other gateway is alive."""
@@ -164,11 +199,11 @@ class Jobs:
             if running:
                 await self._client.zadd(keys.LEASES, dict.fromkeys(running, 0), xx=True)
 
-    async def renew(self, claim: Claim, lease_s: float) -> bool:
-        """Prolongs a lease; returns True if somebody wants the job cancelled. Raises StaleTokenError."""
+    async def renew(self, claim: Claim, lease_s: float) -> Wish:
+        """Prolongs a lease; returns what somebody wants of the job. Raises StaleTokenError."""
         return self._standing(claim, await self._scripts.call("renew", *_guard(claim), _ms(lease_s)))
 
-    async def append(self, claim: Claim, entries: Sequence[tuple[int, generation_pb2.Progress]]) -> bool:
+    async def append(self, claim: Claim, entries: Sequence[tuple[int, generation_pb2.Progress]]) -> Wish:
         """Keeps progress, each once: its sequence within the run, or 0 for the gateway's own. Returns as `renew`."""
         pairs = [part for sequence, progress in entries for part in (sequence, progress.SerializeToString())]
         return self._standing(claim, await self._scripts.call("append", *_guard(claim), *pairs))
@@ -178,7 +213,7 @@ class Jobs:
         self._standing(claim, await self._scripts.call("begin_run", *_guard(claim), run_id, lasting=True))
 
     async def succeed(self, claim: Claim, output: generation_pb2.Output) -> None:
-        """Ends the job with its output. Raises StaleTokenError."""
+        """Ends the job with its output. Raises StaleTokenError, or DeadlineError when its deadline has passed."""
         await self._finish(claim, job_pb2.JOB_STATE_SUCCEEDED, output.SerializeToString(), b"")
 
     async def fail(self, claim: Claim, error: error_pb2.Error) -> None:
@@ -190,11 +225,21 @@ class Jobs:
     async def requeue(self, claim: Claim, setback: Setback, bound: int, failed: error_pb2.Error) -> None:
         """Gives the job back to the queue, or fails it with `failed` when `setback` happened `bound` times.
 
+        A job that somebody wants cancelled, or whose deadline has passed, ends so instead.
+
         Raises:
             StaleTokenError: a newer claim has the job.
         """
         answer = await self._scripts.call(
-            "requeue", *_guard(claim), setback.value, bound, bound, CANCELLED, failed.SerializeToString(), lasting=True
+            "requeue",
+            *_guard(claim),
+            setback.value,
+            bound,
+            bound,
+            CANCELLED.SerializeToString(),
+            failed.SerializeToString(),
+            LATE.SerializeToString(),
+            lasting=True,
         )
         if answer[0] in (b"stale", b"missing"):
             raise _stale(claim)
@@ -205,13 +250,24 @@ class Jobs:
 
     async def _finish(self, claim: Claim, state: int, output: bytes, error: bytes) -> None:
         answer = await self._scripts.call("finish", *_guard(claim), state, output, error, lasting=True)
+        if answer[0] == b"late":
+            raise error_from_message(LATE)
         if answer[0] in (b"stale", b"missing"):
             raise _stale(claim)
 
-    def _standing(self, claim: Claim, answer: Sequence[bytes]) -> bool:
+    async def end_overdue(self) -> float:
+        """Ends waiting jobs whose deadlines have passed, and wakes the drivers of running ones.
+
+        Returns:
+            Seconds until the next deadline, infinite where there is none.
+        """
+        left_ms = int((await self._scripts.call("overdue", LATE.SerializeToString(), lasting=True))[0])
+        return left_ms / 1000 if left_ms >= 0 else float("inf")
+
+    def _standing(self, claim: Claim, answer: Sequence[bytes]) -> Wish:
         if answer[0] != b"ok":
             raise _stale(claim)
-        return answer[1] == b"1"
+        return Wish(answer[1].decode())
 
     # -- operators --------------------------------------------------------------------------------------------------
 
@@ -257,9 +313,10 @@ def unknown(job_id: str) -> UnknownJobError:
     return UnknownJobError(f"there is no job {job_id[:64]!r}; `darkroom jobs list` shows all", job_id=job_id[:64])
 
 
-def digest_of(request: generation_pb2.GenerationRequest) -> str:
-    """Returns what two equal requests share."""
-    return hashlib.sha256(request.SerializeToString(deterministic=True)).hexdigest()
+def digest_of(request: generation_pb2.GenerationRequest, terms: job_pb2.JobTerms) -> str:
+    """Returns what two equal requests under equal terms share."""
+    both = (request.SerializeToString(deterministic=True), terms.SerializeToString(deterministic=True))
+    return hashlib.sha256(b"".join(both)).hexdigest()
 
 
 def _guard(claim: Claim) -> tuple[str, int]:

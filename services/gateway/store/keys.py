@@ -14,17 +14,18 @@ One server, not a cluster: scripts derive names from ids.
 | darkroom:request:REQUEST_ID | hash job, digest | as long as its job | idempotency: a repeated submit finds its job |
 | darkroom:queue | zset by order | while jobs wait | first in, first out |
 | darkroom:queue:KIND | zset by order | while jobs wait | the same jobs, by model and preferences: affinity |
+| darkroom:deadlines | zset by server ms | until their jobs end | when jobs that have a deadline must have ended |
 | darkroom:leases | zset by server ms | while jobs run | when each running job counts as abandoned by its gateway |
 | darkroom:worker:ID | hash job, token | while a job runs on it | one job a worker, whoever claims |
 | darkroom:operator:ID | string token | at most one lease | an operator's load holds the worker like a job |
 | darkroom:state:N | zset by name | until retention ends | ids of the jobs in state N: lists |
 | darkroom:finished | zset by server ms | until retention ends | when retention ends |
-| darkroom:bell | channel | - | wakes gateways: `q` queue, `e:ID` event, `c:ID` cancel, `l` leases |
+| darkroom:bell | channel | - | wakes gateways: `q` queue, `e:ID` event, `c:ID` stop, `l` leases, `d` deadline |
 
-Fields of a job: request, created_ms, queued_ms, started_ms, finished_ms, state, attempts, worker, seq, state_seq,
-progress, output, error, order, kind, request_id. Never shown: token (of the newest claim), run and run_seq (name of the
-run on the worker and its last event kept here), cancel (asked for), lost and deaths (how often a worker was lost, an
-engine died), terminal_writes (never above 1).
+Fields of a job: request, terms, created_ms, queued_ms, started_ms, finished_ms, deadline_ms, state, attempts, worker,
+seq, state_seq, progress, output, error, order, kind, request_id. Never shown: token (of the newest claim), run and
+run_seq (name of the run on the worker and its last event kept here), cancel (asked for), lost and deaths (how often a
+worker was lost, an engine died), terminal_writes (never above 1).
 Protobuf values are opaque bytes to Redis; times are the server's clock in milliseconds.
 """
 

@@ -5,6 +5,7 @@ Knows nothing of Redis commands. Invariant: what a client sees of a job is a fun
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,13 @@ class Claim:
     # Last event of the run that is kept already.
     run_sequence: int
     is_adopted: bool
+    # The job's deadline on this machine's monotonic clock; None without one. Not earlier than by the server's clock.
+    ends_at: float | None = None
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the job's deadline; None where it has none."""
+        return None if self.ends_at is None else max(0.0, self.ends_at - time.monotonic())
 
 
 def fields_of(flat: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -49,12 +57,13 @@ def job_message(job_id: str, fields: Fields) -> job_pb2.Job:
         last_sequence=int(fields.get(b"seq", 0)),
     )
     job.request.ParseFromString(fields[b"request"])
-    for name in ("progress", "output", "error"):
+    for name in ("terms", "progress", "output", "error"):
         if data := fields.get(name.encode()):
             getattr(job, name).ParseFromString(data)
     set_time(job.created_at, fields.get(b"created_ms", b""))
     set_time(job.started_at, fields.get(b"started_ms", b""))
     set_time(job.finished_at, fields.get(b"finished_ms", b""))
+    set_time(job.deadline_at, fields.get(b"deadline_ms", b""))
     return job
 
 
@@ -64,13 +73,17 @@ def set_time(target: timestamp_pb2.Timestamp, milliseconds: bytes) -> None:
         target.FromMilliseconds(int(milliseconds))
 
 
-def claim_of(job_id: bytes, counter: bytes, store_id: bytes, record: Sequence[bytes], *, is_adopted: bool) -> Claim:
+def claim_of(
+    job_id: bytes, counter: bytes, store_id: bytes, record: Sequence[bytes], now_ms: bytes, *, is_adopted: bool
+) -> Claim:
     """Returns the claim that a script's answer describes."""
     fields = fields_of(record)
+    deadline_ms = fields.get(b"deadline_ms")
     return Claim(
         job=job_message(job_id.decode(), fields),
         token=worker_pb2.FencingToken(store_id=store_id.decode(), counter=int(counter)),
         run_id=fields[b"run"].decode(),
         run_sequence=int(fields.get(b"run_seq", 0)),
         is_adopted=is_adopted,
+        ends_at=time.monotonic() + (int(deadline_ms) - int(now_ms)) / 1000 if deadline_ms else None,
     )

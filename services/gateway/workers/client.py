@@ -53,17 +53,21 @@ class WorkerClient:
             )
         return answer.status
 
-    async def inspect(self, model: str) -> worker_pb2.Inspection:
-        """Asks what its machine knows of a model."""
+    async def inspect(self, model: str, limit_s: float | None = None) -> worker_pb2.Inspection:
+        """Asks what its machine knows of a model, for at most `limit_s`."""
         with self._translated():
             request = worker_service_pb2.InspectRequest(model=model)
-            answer: worker_service_pb2.InspectResponse = await self._stub.Inspect(request, timeout=INSPECT_TIMEOUT_S)
+            answer: worker_service_pb2.InspectResponse = await self._stub.Inspect(
+                request, timeout=_shorter(INSPECT_TIMEOUT_S, limit_s)
+            )
         return answer.inspection
 
-    async def load(self, request: worker_service_pb2.LoadRequest) -> AsyncGenerator[worker_pb2.LoadEvent, None]:
-        """Loads; yields what happens."""
+    async def load(
+        self, request: worker_service_pb2.LoadRequest, limit_s: float | None = None
+    ) -> AsyncGenerator[worker_pb2.LoadEvent, None]:
+        """Loads; yields what happens, for at most `limit_s`."""
         with self._translated():
-            call = self._stub.Load(request)
+            call = self._stub.Load(request, timeout=limit_s)
             try:
                 async for answer in call:
                     yield answer.event
@@ -71,11 +75,11 @@ class WorkerClient:
                 call.cancel()
 
     async def generate(
-        self, request: worker_service_pb2.WorkerServiceGenerateRequest
+        self, request: worker_service_pb2.WorkerServiceGenerateRequest, limit_s: float | None = None
     ) -> AsyncGenerator[worker_pb2.RunEvent, None]:
-        """Starts a run or re-attaches to one; yields its events. Leaving it does not stop it."""
+        """Starts a run or re-attaches to one; yields its events, for at most `limit_s`. Leaving it does not stop it."""
         with self._translated():
-            call = self._stub.Generate(request)
+            call = self._stub.Generate(request, timeout=limit_s)
             try:
                 async for answer in call:
                     yield answer.event
@@ -116,11 +120,18 @@ class PlannerClient:
         """Ends the connection."""
         await self._channel.close()
 
-    async def ask(self, request: planner_service_pb2.PlanRequest) -> planner_service_pb2.PlanResponse:
-        """Returns a plan or "nothing fits". Raises NoPlannerError, or what the planner refuses with."""
+    async def ask(
+        self, request: planner_service_pb2.PlanRequest, limit_s: float | None = None
+    ) -> planner_service_pb2.PlanResponse:
+        """Returns a plan or "nothing fits", within `limit_s`. Raises NoPlannerError, or what the planner says."""
         with _translated(NoPlannerError, f"planner {self._address}"):
-            answer: planner_service_pb2.PlanResponse = await self._stub.Plan(request, timeout=PLAN_TIMEOUT_S)
+            timeout_s = _shorter(PLAN_TIMEOUT_S, limit_s)
+            answer: planner_service_pb2.PlanResponse = await self._stub.Plan(request, timeout=timeout_s)
         return answer
+
+
+def _shorter(own_s: float, limit_s: float | None) -> float:
+    return own_s if limit_s is None else min(own_s, limit_s)
 
 
 @contextlib.contextmanager

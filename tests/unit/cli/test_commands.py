@@ -16,7 +16,7 @@ from darkroom.cli.failures import ADVICE, OPTIONS
 from darkroom.cli.session import DEFAULT
 from darkroom.client import DEFAULT_ADDRESS, errors
 from darkroom.client.fakes import FakeGateway
-from darkroom.v1 import generation_pb2
+from darkroom.v1 import generation_pb2, job_pb2
 from tests.unit.cli.conftest import Command
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -77,6 +77,7 @@ def test_the_default_address_is_the_clients(darkroom: Command) -> None:
 def test_advice_is_for_reasons_and_options_for_fields_that_exist() -> None:
     assert set(ADVICE) <= set(errors.ERRORS_BY_REASON)
     fields = {f"request.{name}" for name in generation_pb2.GenerationRequest.DESCRIPTOR.fields_by_name}
+    fields |= {f"terms.{name}" for name in job_pb2.JobTerms.DESCRIPTOR.fields_by_name}
     assert set(OPTIONS) - {"count", "device"} <= fields
 
 

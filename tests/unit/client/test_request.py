@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from darkroom.client._request import MAX_SEED, build_request, spread_seeds
+from darkroom.client._request import MAX_SEED, build_request, build_terms, spread_seeds
 from darkroom.rpc.errors import InvalidRequestError
-from darkroom.v1 import generation_pb2, plan_pb2
+from darkroom.v1 import generation_pb2, job_pb2, plan_pb2
 
 
 def test_what_is_not_said_stays_absent() -> None:
@@ -92,3 +92,14 @@ def test_seeds_past_the_end_are_refused(seed: int, count: int) -> None:
     with pytest.raises(InvalidRequestError):
         spread_seeds(seed, count)
     assert spread_seeds(MAX_SEED, 1) == [MAX_SEED]
+
+
+def test_a_deadline_is_a_term_of_the_job_and_no_field_of_the_picture() -> None:
+    assert build_request("a house", {"deadline_s": 2.5}) == build_request("a house", {})
+    terms = job_pb2.JobTerms()
+    terms.deadline.FromMilliseconds(2500)
+    assert build_terms({"deadline_s": 2.5}) == terms
+    assert build_terms({"deadline_s": None}) is None
+    for wrong in ("soon", float("nan"), float("inf"), 1e30):
+        with pytest.raises(InvalidRequestError, match=r"terms\.deadline"):
+            build_terms({"deadline_s": wrong})  # type: ignore[typeddict-item]

@@ -11,6 +11,7 @@ import pytest
 import redis.asyncio as aioredis
 
 from darkroom.rpc.errors import (
+    DeadlineError,
     QueueFullError,
     RequestIdReusedError,
     StaleTokenError,
@@ -20,7 +21,7 @@ from darkroom.rpc.errors import (
 )
 from darkroom.v1 import error_pb2, generation_pb2, job_pb2
 from services.gateway.store.connection import Durability, connect, evicts, find_durability
-from services.gateway.store.jobs import Jobs, Setback
+from services.gateway.store.jobs import LATE, Jobs, Setback, Wish
 from services.gateway.store.record import Claim
 from services.gateway.store.scripts import Scripts
 from tests.fakes.redis import open_jobs, serve_redis
@@ -243,6 +244,58 @@ async def test_a_job_waits_for_the_worker_that_has_its_model_but_not_beyond_pati
     assert got.job.id == job.id
 
 
+def terms_of(deadline_s: float) -> job_pb2.JobTerms:
+    terms = job_pb2.JobTerms()
+    terms.deadline.FromMilliseconds(int(deadline_s * 1000))
+    return terms
+
+
+async def submit_within(jobs: Jobs, deadline_s: float) -> job_pb2.Job:
+    request = generation_pb2.GenerationRequest(model="tiny")
+    return await jobs.submit(request, "tiny/0.0.0", "", "d", 100, terms_of(deadline_s))
+
+
+async def test_a_claim_ends_jobs_past_their_deadlines_and_takes_the_next_one(jobs: Jobs) -> None:
+    late = [await submit_within(jobs, 0.03) for _ in range(3)]
+    timely = await submit_within(jobs, 60)
+    await asyncio.sleep(0.05)
+    got = await claim(jobs)
+    assert got.job.id == timely.id
+    assert got.left_s is not None
+    assert 58 < got.left_s < 60.1
+    for job in late:
+        ended = await jobs.get(job.id)
+        assert (ended.state, ended.error.reason) == (job_pb2.JOB_STATE_FAILED, "DEADLINE_EXCEEDED")
+
+
+async def test_a_running_job_hears_of_its_deadline_and_can_not_succeed_after_it(
+    jobs: Jobs, client: aioredis.Redis
+) -> None:
+    job = await submit_within(jobs, 0.1)
+    got = await claim(jobs)
+    assert await jobs.renew(got, 10) is Wish.GO_ON
+    assert await jobs.end_overdue() < 0.1
+    await asyncio.sleep(0.15)
+    assert await jobs.renew(got, 10) is Wish.DEADLINE
+    assert await jobs.end_overdue() == float("inf")
+    with pytest.raises(DeadlineError):
+        await jobs.succeed(got, OUTPUT)
+    assert (await jobs.get(job.id)).state == job_pb2.JOB_STATE_RUNNING
+    await jobs.cancel(job.id)
+    assert await jobs.renew(got, 10) is Wish.CANCEL
+    await jobs.fail(got, LATE)
+    assert (await jobs.get(job.id)).error.reason == "DEADLINE_EXCEEDED"
+    assert not await client.exists("darkroom:deadlines")
+
+
+async def test_a_job_past_its_deadline_does_not_go_back_to_the_queue(jobs: Jobs) -> None:
+    job = await submit_within(jobs, 0.05)
+    got = await claim(jobs)
+    await asyncio.sleep(0.07)
+    await jobs.requeue(got, Setback.LOST, 16, FAILED)
+    assert (await jobs.get(job.id)).error.reason == "DEADLINE_EXCEEDED"
+
+
 async def test_an_operator_holds_a_worker_like_a_job_does(jobs: Jobs) -> None:
     token = await jobs.hold_worker("w", 10)
     await submit(jobs)
@@ -275,6 +328,7 @@ async def test_every_key_is_in_the_table(jobs: Jobs, client: aioredis.Redis) -> 
     await submit(jobs, request_id=str(uuid.UUID(int=1)))
     await jobs.register_outputs("here")
     await claim(jobs)
+    await submit_within(jobs, 60)
     await submit(jobs)
     await jobs.hold_worker("v", 10)
     done = await submit(jobs)

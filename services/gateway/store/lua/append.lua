@@ -20,4 +20,4 @@ if standing == 'ok' then
     ring('e:' .. id)
   end
 end
-return {standing, redis.call('HGET', job_key(id), 'cancel') or ''}
+return {standing, wish(id)}

@@ -2,4 +2,4 @@
 local id, token, run = unpack(ARGV)
 local standing = check(id, token)
 if standing == 'ok' then redis.call('HSET', job_key(id), 'run', run, 'run_seq', '0') end
-return {standing, redis.call('HGET', job_key(id), 'cancel') or ''}
+return {standing, wish(id)}

@@ -1,11 +1,16 @@
 -- Takes the next job for a free worker: job and worker together, under one fencing token.
 -- The head of the queue goes first once it has waited for `patience`; before that, the oldest job of the kind that the
 -- worker has loaded; then the oldest job of a kind that no other worker has loaded.
--- ARGV: worker id, kind loaded there or '', patience in ms, lease in ms, candidate name of the store, kinds loaded elsewhere...
--- Returns {'claimed', id, token, store, record}, {'held'}, {'none', ms until the head may be taken or -1}.
-local worker, loaded, patience_ms, lease_ms, candidate = unpack(ARGV, 1, 5)
+-- A job whose deadline has passed ends here instead of starting.
+-- ARGV: worker id, kind loaded there or '', patience in ms, lease in ms, candidate name of the store, error of a job past
+-- its deadline, kinds loaded elsewhere...
+-- Returns {'claimed', id, token, store, record, now}, {'held'}, {'none', ms until the head may be taken or -1}.
+local worker, loaded, patience_ms, lease_ms, candidate, late = unpack(ARGV, 1, 6)
 local LOOK_AHEAD = 64
 if redis.call('EXISTS', P .. 'worker:' .. worker, P .. 'operator:' .. worker) > 0 then return {'held'} end
+for _, id in ipairs(redis.call('ZRANGE', P .. 'deadlines', '-inf', whole(now_ms()), 'BYSCORE')) do
+  if redis.call('HGET', job_key(id), 'state') == QUEUED then finish(id, FAILED, '', late) end
+end
 local head = redis.call('ZRANGE', P .. 'queue', 0, 0)[1]
 if not head then return {'none', -1} end
 local waited = now_ms() - tonumber(redis.call('HGET', job_key(head), 'queued_ms'))
@@ -14,7 +19,7 @@ if waited >= tonumber(patience_ms) then id = head end
 if not id and loaded ~= '' then id = redis.call('ZRANGE', P .. 'queue:' .. loaded, 0, 0)[1] end
 if not id then
   local elsewhere = {}
-  for place = 6, #ARGV do elsewhere[ARGV[place]] = true end
+  for place = 7, #ARGV do elsewhere[ARGV[place]] = true end
   for _, waiting in ipairs(redis.call('ZRANGE', P .. 'queue', 0, LOOK_AHEAD - 1)) do
     if not elsewhere[redis.call('HGET', job_key(waiting), 'kind')] then id = waiting; break end
   end
@@ -30,4 +35,4 @@ redis.call('HDEL', job_key(id), 'progress')
 redis.call('HSET', P .. 'worker:' .. worker, 'job', id, 'token', token)
 lease(id, lease_ms)
 enter(id, RUNNING)
-return {'claimed', id, token, redis.call('GET', P .. 'store'), record(id)}
+return {'claimed', id, token, redis.call('GET', P .. 'store'), record(id), whole(now_ms())}

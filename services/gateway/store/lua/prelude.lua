@@ -56,6 +56,7 @@ local function finish(id, state, output, problem)
   local now = now_ms()
   leave_queue(id)
   free_worker(id)
+  redis.call('ZREM', P .. 'deadlines', id)
   redis.call('HSET', key, 'finished_ms', whole(now), 'output', output, 'error', problem)
   redis.call('ZADD', P .. 'finished', now, id)
   redis.call('HINCRBY', key, 'terminal_writes', 1)
@@ -72,6 +73,17 @@ local function check(id, token)
   if held[2] ~= token then return 'stale' end
   if held[1] ~= RUNNING then return is_terminal(held[1]) and 'ended' or 'stale' end
   return 'ok'
+end
+
+local function is_overdue(id)
+  local deadline = redis.call('HGET', job_key(id), 'deadline_ms')
+  return deadline and tonumber(deadline) <= now_ms()
+end
+
+-- Why a running job should stop: 'cancel', 'deadline', or ''.
+local function wish(id)
+  if redis.call('HGET', job_key(id), 'cancel') then return 'cancel' end
+  return is_overdue(id) and 'deadline' or ''
 end
 
 local function next_token() return whole(redis.call('INCR', P .. 'token')) end

@@ -1,5 +1,5 @@
--- Prolongs a lease. ARGV: id, token, lease in ms. Returns {'ok' | 'stale' | 'ended' | 'missing', cancel asked for}.
+-- Prolongs a lease. ARGV: id, token, lease in ms. Returns {'ok' | 'stale' | 'ended' | 'missing', wish}.
 local id, token, lease_ms = unpack(ARGV)
 local standing = check(id, token)
 if standing == 'ok' then lease(id, lease_ms) end
-return {standing, redis.call('HGET', job_key(id), 'cancel') or ''}
+return {standing, wish(id)}

@@ -1,14 +1,20 @@
 -- Gives a running job back. What happened counts: 'released' burns no attempt, 'lost' is a lost worker, 'death' an
--- engine that died under a living supervisor. A job that somebody wants cancelled ends instead.
--- ARGV: id, token, what happened, most lost workers, most deaths, error when cancelled, error when a bound is reached.
--- Returns {'queued' | 'failed' | 'cancelled' | 'stale' | 'ended' | 'missing'}.
-local id, token, happened, most_lost, most_deaths, cancelled, failed = unpack(ARGV)
+-- engine that died under a living supervisor. A job that somebody wants cancelled, or whose
+-- deadline has passed, ends instead.
+-- ARGV: id, token, what happened, most lost workers, most deaths, error when cancelled, error when a bound is reached,
+-- error when the deadline has passed.
+-- Returns {'queued' | 'late' | 'failed' | 'cancelled' | 'stale' | 'ended' | 'missing'}.
+local id, token, happened, most_lost, most_deaths, cancelled, failed, late = unpack(ARGV)
 local standing = check(id, token)
 if standing ~= 'ok' then return {standing} end
 local key = job_key(id)
 if redis.call('HGET', key, 'cancel') then
   finish(id, CANCELLED, '', cancelled)
   return {'cancelled'}
+end
+if is_overdue(id) then
+  finish(id, FAILED, '', late)
+  return {'late'}
 end
 if happened == 'released' then
   redis.call('HINCRBY', key, 'attempts', -1)
