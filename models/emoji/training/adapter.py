@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,7 @@ from models.emoji.training.workspace import MODEL_FOLDER, add_work_argument
 STYLE = "pixel art"
 STYLE_SHARE = 0.7
 EMPTY_SHARE = 0.1
+LOG_STEPS = 100
 TARGETS = [
     "to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out",
     "proj_mlp", "proj_out", "ff.net.0.proj", "ff.net.2",
@@ -76,17 +78,39 @@ def add_adapter(networks: TextToVelocity, lora_rank: int) -> list[torch.nn.Param
     return [p for p in networks.transformer.parameters() if p.requires_grad]
 
 
+@dataclass(frozen=True)
+class PixelScenes:
+    """Latents and caption ids of the reduced scenes, on one device."""
+
+    latents: torch.Tensor
+    t5: torch.Tensor
+    clip: torch.Tensor
+
+    @classmethod
+    def load(cls, work: Path, num_versions: int, device: torch.device) -> PixelScenes:
+        """Compose, reduce and encode `num_versions` scenes of every picture."""
+        vae = AutoencoderKL.from_pretrained(work / "vae").to(device).eval()
+        pictures = load_index(work / "pictures.zip")
+        scenes = draw_scenes(pictures, num_versions, seed=3)
+        texts = pixel_captions(scenes, pictures)
+        ids = [tokenize(tokenizer, texts).to(device) for tokenizer in load_tokenizers(work)]
+        return cls(pixel_latents(work, vae, scenes, device), *ids)
+
+    def loss(self, networks: TextToVelocity, batch: int) -> torch.Tensor:
+        """Flow loss of random scenes."""
+        device = self.latents.device
+        rows = torch.randint(len(self.latents), (batch,), device=device)
+        clean = self.latents[rows].float()
+        noise, times = torch.randn_like(clean), draw_times(batch, device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            return flow_loss(networks, clean, noise, times, self.t5[rows].long(), self.clip[rows].long())
+
+
 def train(options: argparse.Namespace, device: torch.device) -> None:
     """Run the stage (one device)."""
-    work: Path = options.work
     torch.manual_seed(0)
-    networks = load_networks(work, PRESETS[options.shape]).float().to(device)
-    vae = AutoencoderKL.from_pretrained(work / "vae").to(device).eval()
-    pictures = load_index(work / "pictures.zip")
-    scenes = draw_scenes(pictures, options.versions, seed=3)
-    latents = pixel_latents(work, vae, scenes, device)
-    texts = pixel_captions(scenes, pictures)
-    t5_ids, clip_ids = (tokenize(t, texts).to(device) for t in load_tokenizers(work))
+    networks = load_networks(options.work, PRESETS[options.shape]).float().to(device)
+    scenes = PixelScenes.load(options.work, options.versions, device)
     trainable = add_adapter(networks, options.rank)
     optimizer = torch.optim.AdamW(trainable, lr=options.lr, weight_decay=0.0)
     pace = Pace(options.steps, options.seconds)
@@ -95,21 +119,15 @@ def train(options: argparse.Namespace, device: torch.device) -> None:
         task = progress.add_task("adapter", total=1000, note="")
         while pace.is_running(device):
             optimizer.param_groups[0]["lr"] = options.lr * trapezoid(pace.share, 0.03, 0.5)
-            rows = torch.randint(len(latents), (options.batch,), device=device)
-            clean = latents[rows].float()
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                loss = flow_loss(
-                    networks, clean, torch.randn_like(clean), draw_times(len(rows), device),
-                    t5_ids[rows].long(), clip_ids[rows].long(),
-                )  # fmt: skip
+            loss = scenes.loss(networks, options.batch)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             pace.advance()
-            if pace.step % 100 == 0:
+            if pace.step % LOG_STEPS == 0:
                 note = f"step {pace.step} loss {loss.item():.4f}"
                 progress.update(task, completed=int(1000 * pace.share), note=note)
-    print(f"adapter: {pace.step} steps, loss {loss.item():.4f}", flush=True)
+    print(f"adapter: {pace.step} steps", flush=True)
     save_adapter(networks, options.output)
 
 

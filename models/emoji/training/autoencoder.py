@@ -15,51 +15,26 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import numpy as np
 import torch
 from diffusers import AutoencoderKL
 from torch.nn import functional
 
 from models.emoji.training import ranks
 from models.emoji.training.checkpoint import load_checkpoint, save_checkpoint
-from models.emoji.training.compose import Sprites, compose
 from models.emoji.training.muon import Muon
 from models.emoji.training.pacing import Pace, add_budget_arguments, trapezoid
-from models.emoji.training.pictures import load_index, load_pixels
-from models.emoji.training.pixel_art import pixelate
 from models.emoji.training.progress import bar
-from models.emoji.training.scenes import draw_scenes
-from models.emoji.training.shapes import PRESETS, Shape, build_autoencoder
+from models.emoji.training.shapes import PRESETS, build_autoencoder
+from models.emoji.training.streams import PictureStream
 from models.emoji.training.workspace import add_work_argument
 
 KL_WEIGHT = 4e-3
+KL_RAMP = 8
+"""The KL term grows over the first eighth of the run."""
 HALF_SIZE_SHARE, HALF_SIZE_WEIGHT = 8, 0.25
-PIXEL_ART_SHARE = 12
 CHECKPOINT_SECONDS = 60.0
 LOG_STEPS = 250
 WARMUP = 0.03
-
-
-class PictureStream:
-    """Endless random batches of composed pictures."""
-
-    def __init__(self, work: Path, shape: Shape, device: torch.device, seed: int) -> None:
-        pictures = load_index(work / "pictures.zip")
-        self.sprites = Sprites(load_pixels(work / "pictures.zip"), device, shape.canvas_px)
-        self.scenes = draw_scenes(pictures, 32, seed=1)
-        self.rng = np.random.default_rng(seed)
-
-    def batch(self, size: int) -> torch.Tensor:
-        """Pictures (size, 3, H, W) in [-1, 1]: shifted as a whole, some recoloured or pixelated."""
-        pixels = compose(self.sprites, self.scenes, self.rng.integers(len(self.scenes), size=size))
-        side = pixels.size(-1)
-        shift = self.rng.integers(-side // 16, side // 16 + 1, size=2)
-        pixels = torch.roll(pixels, tuple(int(s) for s in shift), dims=(2, 3))
-        if self.rng.random() < 0.25:
-            pixels = pixels[:, torch.randperm(3)]
-        num_pixelated = size // PIXEL_ART_SHARE
-        pixels[:num_pixelated] = pixelate(pixels[:num_pixelated])
-        return pixels.contiguous(memory_format=torch.channels_last)
 
 
 def reconstruction_loss(decoded: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -113,7 +88,7 @@ def make_optimizers(vae: AutoencoderKL, lr: float, muon_lr: float) -> list[torch
 
 
 @torch.no_grad()
-def measure(vae: AutoencoderKL, stream: PictureStream, num_batches: int, size: int) -> dict:
+def measure(vae: AutoencoderKL, stream: PictureStream, num_batches: int, size: int) -> dict[str, float]:
     """PSNR of reconstructions ([0, 1] scale, posterior mean) and the statistics of latents."""
     psnrs, latents = [], []
     for _ in range(num_batches):
@@ -131,7 +106,7 @@ def measure(vae: AutoencoderKL, stream: PictureStream, num_batches: int, size: i
     }
 
 
-def save_autoencoder(vae: AutoencoderKL, facts: dict, folder: Path) -> None:
+def save_autoencoder(vae: AutoencoderKL, facts: dict[str, float], folder: Path) -> None:
     """Write a diffusers folder in bf16 with the latent statistics in its config."""
     vae.register_to_config(
         scaling_factor=round(facts["scaling_factor"], 4),
@@ -142,72 +117,86 @@ def save_autoencoder(vae: AutoencoderKL, facts: dict, folder: Path) -> None:
     copy.save_pretrained(folder)
 
 
-def train(options: argparse.Namespace, device: torch.device) -> None:
-    """Run the stage on this rank."""
-    shape = PRESETS[options.shape]
-    torch.manual_seed(0)
-    vae = build_autoencoder(shape).to(device)
-    optimizers = make_optimizers(vae, options.lr, options.muon_lr)
-    peaks = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
-    pace = Pace(options.steps, options.seconds)
-    saved = load_checkpoint(options.work / "autoencoder.pt", device)
-    if saved:
-        vae.load_state_dict(saved["vae"])
-        for optimizer, state in zip(optimizers, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
-        pace.restore(saved["step"], saved["trained_s"])
-    gradients = ranks.FlatGradients(list(vae.parameters()))
-    loss_of = AutoencoderLoss(vae, device.type == "cuda" and not options.eager)
-    torch.manual_seed(1000 + ranks.rank() + pace.step)
-    stream = PictureStream(options.work, shape, device, seed=ranks.rank() + pace.step)
+class Run:
+    """State of one training run: autoencoder, optimizers, data and position."""
 
-    def checkpoint() -> None:
+    def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
+        self.options, self.device, self.work = options, device, options.work
+        shape = PRESETS[options.shape]
+        torch.manual_seed(0)
+        self.vae = build_autoencoder(shape).to(device)
+        self.optimizers = make_optimizers(self.vae, options.lr, options.muon_lr)
+        self.peaks = [optimizer.param_groups[0]["lr"] for optimizer in self.optimizers]
+        self.pace = Pace(options.steps, options.seconds)
+        self.resume()
+        self.gradients = ranks.FlatGradients(list(self.vae.parameters()))
+        self.loss_of = AutoencoderLoss(self.vae, device.type == "cuda" and not options.eager)
+        torch.manual_seed(1000 + ranks.rank() + self.pace.step)
+        seed = ranks.rank() + self.pace.step
+        self.stream = PictureStream(self.work, shape.canvas_px, device, seed)
+
+    def resume(self) -> None:
+        """Continue from autoencoder.pt, if there."""
+        saved = load_checkpoint(self.work / "autoencoder.pt", self.device)
+        if saved:
+            self.vae.load_state_dict(saved["vae"])
+            for optimizer, state in zip(self.optimizers, saved["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
+            self.pace.restore(saved["step"], saved["trained_s"])
+
+    def checkpoint(self) -> None:
+        """Write the resumable state (rank 0 only)."""
         if ranks.rank() == 0:
-            state = {"vae": vae.state_dict(), "step": pace.step, "trained_s": pace.elapsed_s(),
-                     "optimizers": [o.state_dict() for o in optimizers]}  # fmt: skip
-            save_checkpoint(options.work / "autoencoder.pt", state)
+            state = {
+                "vae": self.vae.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                "step": self.pace.step,
+                "trained_s": self.pace.elapsed_s(),
+            }
+            save_checkpoint(self.work / "autoencoder.pt", state)
 
-    with bar() as progress:
-        task = progress.add_task("autoencoder", total=1000, note="")
-        while pace.is_running(device):
-            l1 = step(options, pace, stream, loss_of, gradients, optimizers, peaks)
-            if pace._started_at is None:
-                l1.item()  # wait for compilation, then start the clock
-                pace.start_clock()
-            if pace.step % LOG_STEPS == 0:
-                note = f"step {pace.step} L1 {l1.item():.4f} at {pace.elapsed_s():.0f} s"
-                progress.update(task, completed=int(1000 * pace.share), note=note)
-                if ranks.rank() == 0:
-                    print(note, flush=True)
-            if pace.is_checkpoint_due(CHECKPOINT_SECONDS, device):
-                checkpoint()
-    checkpoint()
-    vae.eval()
-    facts = measure(vae, stream, 4, options.batch)
-    if ranks.rank() == 0:
-        save_autoencoder(vae, facts, options.work / "vae")
-        print({"step": pace.step, **{k: round(v, 4) for k, v in facts.items()}}, flush=True)
+    def step(self) -> torch.Tensor:
+        """One batch, one averaged gradient, one optimizer step; returns the L1 of this rank."""
+        factor = trapezoid(self.pace.share, WARMUP, self.options.decay)
+        for optimizer, peak in zip(self.optimizers, self.peaks, strict=True):
+            optimizer.param_groups[0]["lr"] = peak * factor
+        pixels = self.stream.batch(self.options.batch)
+        self.gradients.zero()
+        with torch.autocast(pixels.device.type, torch.bfloat16, enabled=pixels.is_cuda):
+            loss, l1 = self.loss_of(pixels, KL_WEIGHT * min(1, self.pace.share * KL_RAMP))
+        loss.backward()
+        self.gradients.average()
+        self.gradients.clip(1.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+        self.pace.advance()
+        return l1
 
+    def train(self) -> None:
+        """Train until the budget is spent, then measure and save."""
+        with bar() as progress:
+            task = progress.add_task("autoencoder", total=1000, note="")
+            while self.pace.is_running(self.device):
+                l1 = self.step()
+                if not self.pace.is_clock_running:
+                    l1.item()  # wait for compilation, then start the clock
+                    self.pace.start_clock()
+                if self.pace.step % LOG_STEPS == 0:
+                    note = f"step {self.pace.step} L1 {l1.item():.4f}"
+                    progress.update(task, completed=int(1000 * self.pace.share), note=note)
+                if self.pace.is_checkpoint_due(CHECKPOINT_SECONDS, self.device):
+                    self.checkpoint()
+        self.checkpoint()
+        self.finish()
 
-def step(
-    options: argparse.Namespace, pace: Pace, stream: PictureStream, loss_of: AutoencoderLoss,
-    gradients: ranks.FlatGradients, optimizers: list[torch.optim.Optimizer], peaks: list[float],
-) -> torch.Tensor:  # fmt: skip
-    """One batch, one averaged gradient, one optimizer step; returns the L1 of this rank."""
-    factor = trapezoid(pace.share, WARMUP, options.decay)
-    for optimizer, peak in zip(optimizers, peaks, strict=True):
-        optimizer.param_groups[0]["lr"] = peak * factor
-    pixels = stream.batch(options.batch)
-    gradients.zero()
-    with torch.autocast(pixels.device.type, torch.bfloat16, enabled=pixels.is_cuda):
-        loss, l1 = loss_of(pixels, KL_WEIGHT * min(1, pace.share * 8))
-    loss.backward()
-    gradients.average()
-    gradients.clip(1.0)
-    for optimizer in optimizers:
-        optimizer.step()
-    pace.advance()
-    return l1
+    def finish(self) -> None:
+        """Measure the autoencoder and write its folder."""
+        self.vae.eval()
+        facts = measure(self.vae, self.stream, 4, self.options.batch)
+        if ranks.rank() == 0:
+            save_autoencoder(self.vae, facts, self.work / "vae")
+            rounded = {name: round(value, 4) for name, value in facts.items()}
+            print({"step": self.pace.step, **rounded}, flush=True)
 
 
 def main() -> None:
@@ -221,7 +210,7 @@ def main() -> None:
     parser.add_argument("--decay", type=float, default=0.6, help="last share (%(default)s)")
     parser.add_argument("--eager", action="store_true", help="do not compile")
     options = parser.parse_args()
-    train(options, ranks.join())
+    Run(options, ranks.join()).train()
     ranks.leave()
 
 

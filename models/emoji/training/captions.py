@@ -2,7 +2,7 @@
 
 Does not know pixels or tokenizers. `prompt` is the canonical sentence; `caption` draws one of its
 variants. Invariant: a caption determines its picture. What is left unsaid has one meaning: no style
-means 3d (a subject without 3d must say flat), no background means white, no size and place mean centred.
+means 3d where a subject has it, no background means white, no size and place mean centred.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ class Wish:
     is_mirrored: bool = False
     partner: str = ""
     """Name of a second object on the right."""
+    is_only_style: bool = False
+    """Whether the subject has no other style."""
 
 
 def with_article(name: str, adjective: str = "") -> str:
@@ -73,7 +75,8 @@ def caption(wish: Wish, rng: random.Random) -> str:
     if wish.partner:
         subject += " and " + (wish.partner if bare else with_article(wish.partner))
     clauses = ["mirrored"] if wish.is_mirrored else []
-    if wish.style and not (wish.style == "3d" and rng.random() < STYLE_UNSAID):
+    may_be_unsaid = wish.style == "3d" or wish.is_only_style
+    if wish.style and not (may_be_unsaid and rng.random() < STYLE_UNSAID):
         clauses.append(rng.choice(STYLE_WORDS[wish.style]))
     if wish.background != "white" or rng.random() >= WHITE_UNSAID:
         clauses.append(_background_words(wish.background, rng))

@@ -12,7 +12,6 @@ Invariant: all ranks hold equal weights; they differ only in the batches they dr
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,46 +22,15 @@ from models.emoji.training import ranks
 from models.emoji.training.averaging import MovingAverage
 from models.emoji.training.checkpoint import load_checkpoint, save_checkpoint
 from models.emoji.training.flow import TextToVelocity, draw_times, flow_loss
-from models.emoji.training.latents import NUM_CAPTIONS, load_latents
 from models.emoji.training.muon import Muon
 from models.emoji.training.pacing import Pace, add_budget_arguments, trapezoid
 from models.emoji.training.progress import bar
 from models.emoji.training.recall import RecallProbe
 from models.emoji.training.shapes import PRESETS, is_modulation
+from models.emoji.training.streams import SceneStream
 from models.emoji.training.workspace import add_work_argument
 
-EMPTY_SHARE = 0.1
 LOG_STEPS = 500
-
-
-@dataclass(frozen=True)
-class Batch:
-    """One rank's training examples of one step."""
-
-    clean: torch.Tensor
-    t5: torch.Tensor
-    clip: torch.Tensor
-
-
-class SceneStream:
-    """The latent cache and the caption ids on one device."""
-
-    def __init__(self, work: Path, device: torch.device) -> None:
-        self.latents = load_latents(work, device)
-        self.tokens = load_file(work / "tokens.safetensors", device=str(device))
-        self.device = device
-
-    def batch(self, size: int) -> Batch:
-        """Random scenes, each with a random one of its captions; EMPTY_SHARE say nothing."""
-        rows = torch.randint(len(self.latents), (size,), device=self.device)
-        captions = rows * NUM_CAPTIONS
-        captions += torch.randint(NUM_CAPTIONS, (size,), device=self.device)
-        is_empty = (torch.rand(size, device=self.device) < EMPTY_SHARE)[:, None]
-        ids = [
-            torch.where(is_empty, self.tokens[f"{key}_empty"], self.tokens[key][captions]).long()
-            for key in ("t5", "clip")
-        ]
-        return Batch(self.latents[rows].float(), *ids)
 
 
 def is_hidden_matrix(name: str, parameter: nn.Parameter) -> bool:

@@ -75,7 +75,7 @@ PROMPTS = (
 )
 
 
-def sheet(images: list[Image.Image], columns: int, cell_px: int, numbers: range | None = None):
+def sheet(images: list[Image.Image], columns: int, cell_px: int, numbers: range | None = None) -> Image.Image:
     """Pictures in a grid, each `cell_px` square, optionally numbered."""
     num_rows = -(-len(images) // columns)
     page = Image.new("RGB", (columns * cell_px, num_rows * cell_px), "white")

@@ -51,6 +51,11 @@ class Pace:
         """Begin counting seconds; call after the first (compiling) step."""
         self._started_at = time.monotonic()
 
+    @property
+    def is_clock_running(self) -> bool:
+        """Whether `start_clock` was called in this process."""
+        return self._started_at is not None
+
     def advance(self) -> None:
         """Count one step."""
         self.step += 1

@@ -11,8 +11,9 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,14 @@ class Picture:
     style: str
     names: tuple[str, ...]
     is_mirrorable: bool
+    is_only_style: bool = False
+    """Whether the subject has no other style, so that a caption may leave the style unsaid."""
+
+
+def mark_only_styles(pictures: list[Picture]) -> list[Picture]:
+    """Set `is_only_style` from the whole set."""
+    count = Counter(picture.code for picture in pictures)
+    return [replace(picture, is_only_style=count[picture.code] == 1) for picture in pictures]
 
 
 def crop_square(image: Image.Image, side_px: int = STORED_PX) -> Image.Image:

@@ -18,7 +18,7 @@ import json
 from pathlib import Path
 
 from models.emoji.training import sources
-from models.emoji.training.pictures import STORED_PX, Picture, crop_square, encode_webp, save_pictures
+from models.emoji.training.pictures import STORED_PX, Picture, crop_square, encode_webp, mark_only_styles, save_pictures
 from models.emoji.training.progress import track
 from models.emoji.training.selection import Entry, choose_subjects
 from models.emoji.training.workspace import add_work_argument
@@ -101,7 +101,7 @@ def main() -> None:
         pictures, payloads = folder_pictures(options.folder, options.names)
     else:
         pictures, payloads = emoji_pictures(options.work / "npm")
-    save_pictures(options.work / "pictures.zip", pictures, payloads)
+    save_pictures(options.work / "pictures.zip", mark_only_styles(pictures), payloads)
     names = {name for picture in pictures for name in picture.names}
     codes = {picture.code for picture in pictures}
     num_bytes = sum(map(len, payloads))

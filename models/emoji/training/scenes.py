@@ -68,7 +68,7 @@ def wish_of(scenes: Scenes, row: int, pictures: list[Picture], rng: random.Rando
         return Wish(choose_name(picture, rng), picture.style, colour, partner=partner)
     return Wish(
         choose_name(picture, rng), picture.style, colour, layout.size, layout.place,
-        bool(scenes.mirrored[row]),
+        bool(scenes.mirrored[row]), is_only_style=picture.is_only_style,
     )  # fmt: skip
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from models.emoji.training.captions import Wish, caption, prompt
 from models.emoji.training.compose import COLOUR_NAMES, LAYOUTS, PAIR_LEFT
-from models.emoji.training.pictures import Picture
+from models.emoji.training.pictures import Picture, mark_only_styles
 from models.emoji.training.scenes import draw_captions, draw_scenes
 from models.emoji.training.selection import Entry, choose_subjects, is_wanted
 from models.emoji.training.sources import canonical_code
@@ -51,10 +51,17 @@ def test_every_wording_names_the_subject_and_any_colour_but_white() -> None:
             assert colour == "white" or colour in text
 
 
-def test_the_style_is_left_unsaid_only_for_3d() -> None:
+def test_the_style_is_left_unsaid_only_where_it_is_clear() -> None:
     rng = random.Random(0)
-    texts = [caption(Wish("owl", "3d"), rng) for _ in range(300)]
-    assert any("3d" not in text for text in texts)
+    for wish in (Wish("owl", "3d"), Wish("lime", "flat", is_only_style=True)):
+        texts = [caption(wish, rng) for _ in range(300)]
+        assert any(wish.style not in text for text in texts)
+        assert any(wish.style in text for text in texts)
+
+
+def test_a_subject_with_one_picture_is_marked() -> None:
+    marked = mark_only_styles(PICTURES)
+    assert [picture.is_only_style for picture in marked] == [False, False, True]
 
 
 def test_an_emoji_keeps_its_first_name_and_shared_second_names_are_dropped() -> None:

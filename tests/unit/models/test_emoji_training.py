@@ -20,6 +20,7 @@ from models.emoji.training.painting import Settings, paint
 from models.emoji.training.recall import words_of
 from models.emoji.training.scenes import draw_captions, draw_scenes
 from models.emoji.training.shapes import EOS_ID, TINY
+from models.emoji.training.streams import SceneStream
 from tests.unit.models.icons import write_icons
 
 CPU = torch.device("cpu")
@@ -44,7 +45,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pictures = write_icons(folder)
     captions = draw_captions(draw_scenes(pictures, 20), pictures, 1)
     vocabulary.save_tokenizers(folder, captions, TINY.vocabulary)
-    autoencoder.train(options(folder), CPU)
+    autoencoder.Run(options(folder), CPU).train()
     latents.write_latents(folder, 2, CPU)
     denoiser.Run(options(folder), CPU).train()
     return folder
@@ -71,7 +72,7 @@ def test_the_denoiser_continues_where_it_stopped(work: Path) -> None:
 
 def test_training_lowers_the_loss(work: Path) -> None:
     run = denoiser.Run(options(work, steps=10_000, batch=16), CPU)
-    stream = denoiser.SceneStream(work, CPU)
+    stream = SceneStream(work, CPU)
     losses = []
     for _ in range(60):
         run.pace.share = 0.5
