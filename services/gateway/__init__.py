@@ -9,4 +9,5 @@ terminal state, whoever dies in between.
     workers/     the workers behind this gateway, one client each
     running/     one attendant a worker: claim, load, generate, commit, finish
     outputs      finished files on disk
+    housekeeping what is given back: by age, by size, and what nobody names
 """

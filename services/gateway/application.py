@@ -13,11 +13,12 @@ from dataclasses import dataclass
 
 import redis.asyncio as aioredis
 
-from darkroom.rpc.errors import DarkroomError, PreconditionError, StoreUnavailableError
+from darkroom.rpc.errors import PreconditionError, StoreUnavailableError
 from darkroom.rpc.logs import log
 from darkroom.rpc.serving import Application, Health, owned_task
 from darkroom.v1 import cluster_service_pb2, generation_service_pb2, model_service_pb2
 from services.gateway.config import GatewaySettings
+from services.gateway.housekeeping import keep_house
 from services.gateway.outputs import Outputs
 from services.gateway.running.deadlines import keep_deadlines
 from services.gateway.running.dispatch import Dispatch
@@ -41,7 +42,6 @@ SERVICES = (
 )
 SERVICE_NAMES = tuple(service.full_name for service in SERVICES)
 STORE_LOOK_S = 0.5
-HOUSEKEEPING_S = 60.0
 # Of the grace period, what is left for handing jobs over and ending streams.
 HAND_OVER_S = 2.0
 
@@ -90,7 +90,7 @@ async def open_gateway(
             (parts.dispatch.sweep(), "sweep"),
             (keep_deadlines(parts.means), "deadlines"),
             (_tell_health(parts.means.jobs, health), "health"),
-            (_keep_house(parts.means), "housekeeping"),
+            (keep_house(parts.means), "housekeeping"),
         ):
             await stack.enter_async_context(owned_task(work, name))
         yield _application(settings, catalogue, parts)
@@ -156,17 +156,6 @@ async def _tell_health(jobs: Jobs, health: Health) -> None:
             await health.set_ready(is_ready)
             was_ready = is_ready
         await asyncio.sleep(STORE_LOOK_S)
-
-
-async def _keep_house(means: Resources) -> None:
-    """Forgets what is older than its retention."""
-    while True:
-        with contextlib.suppress(DarkroomError, OSError):
-            while expired := await means.jobs.expire(means.settings.gateway_retention_s, 100):
-                for job_id in expired:
-                    means.outputs.delete(job_id)
-                log.info("jobs_expired", num_jobs=len(expired))
-        await asyncio.sleep(HOUSEKEEPING_S)
 
 
 def catalogue_paths(settings: GatewaySettings) -> list[str]:

@@ -62,3 +62,6 @@ class GatewaySettings(Settings):
     gateway_retention_s: float = Field(
         7 * 86400.0, ge=60, description="Seconds that ended jobs and their outputs are kept."
     )
+    gateway_retention_bytes: int = Field(
+        0, ge=0, description="Bytes of outputs that are kept: beyond them the oldest ended jobs go first. 0: no limit."
+    )

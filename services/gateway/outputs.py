@@ -14,22 +14,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import os
+import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
 from typing import IO
 
 from darkroom.rpc.errors import BrokenOutputError, DataLossError, DiskFullError, OffsetError
 from darkroom.v1 import generation_pb2, worker_pb2
-from services.gateway.store.jobs import check_job_id
+from services.gateway.store.jobs import JOB_ID, check_job_id
 
 CHUNK_BYTES = 256 * 1024
 # Nothing that Darkroom makes is larger; a worker that sends more is broken.
 MAX_OUTPUT_BYTES = 4 * 1024**3
 UNFINISHED = "unfinished"
+# Younger files may be about to be named.
 ORPHAN_AGE_S = 3600.0
+FILE_NAME = re.compile(rf"({JOB_ID.pattern})-(\d+)")
 
 
 class Outputs:
@@ -39,11 +43,8 @@ class Outputs:
         self._folder = folder
 
     def open(self) -> str:
-        """Makes the folder where it is absent, drops what a crash left half-written, and returns the folder's name."""
+        """Makes the folder where it is absent, and returns its name."""
         (self._folder / UNFINISHED).mkdir(parents=True, exist_ok=True)
-        for leftover in (self._folder / UNFINISHED).iterdir():
-            if time.time() - leftover.stat().st_mtime > ORPHAN_AGE_S:
-                leftover.unlink(missing_ok=True)
         name = self._folder / ".name"
         if not name.exists():
             draft = self._folder / UNFINISHED / f"name-{secrets.token_hex(4)}"
@@ -70,13 +71,20 @@ class Outputs:
         for name in list(names):
             name.unlink(missing_ok=True)
 
-    def orphans(self, is_known: Iterable[str]) -> Iterator[str]:
-        """Yields ids of old files that belong to no job in `is_known`."""
-        known = set(is_known)
-        for path in self._folder.glob("[0-9a-f][0-9a-f]/*"):
-            job_id = path.name.partition("-")[0]
-            if job_id not in known and time.time() - path.stat().st_mtime > ORPHAN_AGE_S:
-                yield job_id
+    def old_files(self, count: int) -> Iterator[list[tuple[str, int]]]:
+        """Yields finished files that are old enough to be judged, `count` at a time: each its job and its counter."""
+        names = (path.name for path in self._folder.glob("[0-9a-f][0-9a-f]/*") if _is_old(path))
+        matches = (FILE_NAME.fullmatch(name) for name in names)
+        files = ((match[1], int(match[2])) for match in matches if match)
+        while page := list(itertools.islice(files, count)):
+            yield page
+
+    def drop_leftovers(self) -> int:
+        """Removes what crashes left half-written; returns how many files that were."""
+        leftovers = [path for path in (self._folder / UNFINISHED).iterdir() if _is_old(path)]
+        for path in leftovers:
+            path.unlink(missing_ok=True)
+        return len(leftovers)
 
     async def read(
         self, job_id: str, counter: int, output: generation_pb2.Output, offset: int
@@ -168,6 +176,13 @@ class Draft:
         _sync_folder(self._final.parent)
         if is_new:
             _sync_folder(self._final.parent.parent)
+
+
+def _is_old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > ORPHAN_AGE_S
+    except FileNotFoundError:
+        return False
 
 
 def _sync_folder(folder: Path) -> None:

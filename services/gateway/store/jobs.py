@@ -40,6 +40,10 @@ LATE = error_to_message(
 )
 
 
+# States of jobs that name a file, or are about to: the one of their newest claim.
+NAMING = (b"%d" % job_pb2.JOB_STATE_RUNNING, b"%d" % job_pb2.JOB_STATE_SUCCEEDED)
+
+
 class Wish(enum.StrEnum):
     """What somebody wants of a running job; the first one is false."""
 
@@ -214,7 +218,7 @@ class Jobs:
 
     async def succeed(self, claim: Claim, output: generation_pb2.Output) -> None:
         """Ends the job with its output. Raises StaleTokenError, or DeadlineError when its deadline has passed."""
-        await self._finish(claim, job_pb2.JOB_STATE_SUCCEEDED, output.SerializeToString(), b"")
+        await self._finish(claim, job_pb2.JOB_STATE_SUCCEEDED, output.SerializeToString(), b"", output.size_bytes)
 
     async def fail(self, claim: Claim, error: error_pb2.Error) -> None:
         """Ends the job with an error; CANCELLED if that is its reason. Raises StaleTokenError."""
@@ -248,8 +252,8 @@ class Jobs:
         """Lets another gateway adopt the job at once."""
         await self._scripts.call("forfeit", *_guard(claim), lasting=True)
 
-    async def _finish(self, claim: Claim, state: int, output: bytes, error: bytes) -> None:
-        answer = await self._scripts.call("finish", *_guard(claim), state, output, error, lasting=True)
+    async def _finish(self, claim: Claim, state: int, output: bytes, error: bytes, num_bytes: int = 0) -> None:
+        answer = await self._scripts.call("finish", *_guard(claim), state, output, error, num_bytes, lasting=True)
         if answer[0] == b"late":
             raise error_from_message(LATE)
         if answer[0] in (b"stale", b"missing"):
@@ -285,13 +289,47 @@ class Jobs:
 
     # -- housekeeping -----------------------------------------------------------------------------------------------
 
-    async def expire(self, retention_s: float, count: int) -> list[str]:
-        """Forgets up to `count` jobs that ended `retention_s` ago; returns their ids."""
-        return [job_id.decode() for job_id in await self._scripts.call("expire", _ms(retention_s), count)]
+    async def expire(
+        self, retention_s: float, count: int, most_bytes: int = 0, spared_s: float = float("inf")
+    ) -> list[str]:
+        """Forgets ended jobs, the oldest first; returns their ids.
+
+        Args:
+            retention_s: jobs that ended longer ago are forgotten.
+            count: most jobs.
+            most_bytes: while outputs take more than this, younger ones are forgotten too; 0: never.
+            spared_s: ended jobs that are younger than this and than `retention_s` stay in any case.
+        """
+        spared_ms = _ms(min(spared_s, retention_s))
+        answer = await self._scripts.call("expire", _ms(retention_s), count, most_bytes, spared_ms, lasting=True)
+        return [job_id.decode() for job_id in answer]
+
+    async def orphans(self, folder: str, files: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Returns those of `files`, each a job and the counter of a claim, that no job names or can still name.
+
+        Whoever has another folder than these jobs gets none, and files from before this database was made are never
+        among them.
+        """
+        with answered():
+            async with self._client.pipeline(transaction=True) as pipe:
+                pipe.mget(keys.OUTPUTS, keys.SINCE)
+                for job_id, _ in files:
+                    pipe.hmget(keys.job(job_id), "state", "token")
+                (name, since_ms), *records = await pipe.execute()
+        if name is None or name.decode() != folder or since_ms is None:
+            return []
+        oldest = f"{int(since_ms):012x}"
+        return [
+            (job_id, counter)
+            for (job_id, counter), (state, token) in zip(files, records, strict=True)
+            if job_id >= oldest and (state not in NAMING or int(token) != counter)
+        ]
 
     async def register_outputs(self, name: str) -> str:
         """Names the output folder of these jobs; returns the name that was first."""
         with answered():
+            seconds, microseconds = await self._client.time()
+            await self._client.set(keys.SINCE, seconds * 1000 + microseconds // 1000, nx=True)
             await self._client.set(keys.OUTPUTS, name, nx=True)
             first: bytes = await self._client.get(keys.OUTPUTS)  # type: ignore[assignment]
         return first.decode()

@@ -9,6 +9,8 @@ One server, not a cluster: scripts derive names from ids.
 | darkroom:token | counter | for ever | the other half: rises with each claim, so that a late writer is told apart |
 | darkroom:order | counter | for ever | place in the queue; a job that returns to it keeps its place |
 | darkroom:outputs | string | for ever | name of the output folder that these jobs' files are in |
+| darkroom:since | string, server ms | for ever | when this database was new: older outputs are not its own to judge |
+| darkroom:output_bytes | counter | for ever | size of all outputs that jobs name: retention by size |
 | darkroom:job:ID | hash | until its retention ends | the job: fields below |
 | darkroom:events:ID | stream, capped | 1 h past the job's end | what WatchJob replays; entry N-0 has sequence N |
 | darkroom:request:REQUEST_ID | hash job, digest | as long as its job | idempotency: a repeated submit finds its job |
@@ -23,15 +25,16 @@ One server, not a cluster: scripts derive names from ids.
 | darkroom:bell | channel | - | wakes gateways: `q` queue, `e:ID` event, `c:ID` stop, `l` leases, `d` deadline |
 
 Fields of a job: request, terms, created_ms, queued_ms, started_ms, finished_ms, deadline_ms, state, attempts, worker,
-seq, state_seq, progress, output, error, order, kind, request_id. Never shown: token (of the newest claim), run and
-run_seq (name of the run on the worker and its last event kept here), cancel (asked for), lost and deaths (how often a
-worker was lost, an engine died), terminal_writes (never above 1).
+seq, state_seq, progress, output, bytes (of the output's file), error, order, kind, request_id. Never shown: token (of
+the newest claim), run and run_seq (name of the run on the worker and its last event kept here), cancel (asked for),
+lost and deaths (how often a worker was lost, an engine died), terminal_writes (never above 1).
 Protobuf values are opaque bytes to Redis; times are the server's clock in milliseconds.
 """
 
 PREFIX = "darkroom:"
 STORE = f"{PREFIX}store"
 OUTPUTS = f"{PREFIX}outputs"
+SINCE = f"{PREFIX}since"
 QUEUE = f"{PREFIX}queue"
 LEASES = f"{PREFIX}leases"
 BELL = f"{PREFIX}bell"

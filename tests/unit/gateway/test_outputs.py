@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 
 from darkroom.rpc.errors import BrokenOutputError, DataLossError, OffsetError, UnknownJobError
 from darkroom.v1 import generation_pb2, worker_pb2
-from services.gateway.outputs import Outputs
+from services.gateway.outputs import ORPHAN_AGE_S, Outputs
 
 JOB = "0123456789ab" * 2
 
@@ -99,3 +101,23 @@ def test_only_ids_of_ours_become_paths(job_id: str) -> None:
 
 def test_a_folder_keeps_its_name(tmp_path: Path) -> None:
     assert Outputs(tmp_path / "a").open() == Outputs(tmp_path / "a").open() != Outputs(tmp_path / "b").open()
+
+
+async def test_only_old_files_of_ours_are_judged_and_only_old_drafts_are_dropped(
+    outputs: Outputs, tmp_path: Path
+) -> None:
+    for counter in (1, 2, 3):
+        draft = outputs.draft(JOB, counter)
+        draft.write(chunk(0, b"abc"))
+        await draft.commit(output_of(b"abc"))
+    folder = outputs.path(JOB, 1).parent
+    (folder / "mine.txt").write_text("put here by somebody else")
+    unfinished = tmp_path / "outputs" / "unfinished"
+    for name in ("old", "young"):
+        (unfinished / name).write_text("half")
+    long_ago = time.time() - 2 * ORPHAN_AGE_S
+    for path in (outputs.path(JOB, 1), outputs.path(JOB, 2), folder / "mine.txt", unfinished / "old"):
+        os.utime(path, (long_ago, long_ago))
+    assert sorted(file for page in outputs.old_files(1) for file in page) == [(JOB, 1), (JOB, 2)]
+    assert outputs.drop_leftovers() == 1
+    assert [path.name for path in unfinished.iterdir()] == ["young"]

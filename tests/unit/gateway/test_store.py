@@ -322,6 +322,42 @@ async def test_ended_jobs_are_forgotten_with_all_their_keys(jobs: Jobs, client: 
     assert (await jobs.get(waiting.id)).state == job_pb2.JOB_STATE_QUEUED
 
 
+async def test_the_oldest_ended_jobs_go_while_outputs_take_too_much_room(jobs: Jobs, client: aioredis.Redis) -> None:
+    ended = []
+    for _ in range(5):
+        await submit(jobs)
+        got = await claim(jobs)
+        await jobs.succeed(got, generation_pb2.Output(size_bytes=100))
+        ended.append(got.job.id)
+        await asyncio.sleep(0.002)
+    running = await submit(jobs)
+    await claim(jobs)
+    assert await client.get("darkroom:output_bytes") == b"500"
+    assert await jobs.expire(3600, 100, 500, 0) == []
+    assert await jobs.expire(3600, 100, 250, 60) == [], "what has just ended is spared"
+    assert await jobs.expire(3600, 100, 250, 0) == ended[:3]
+    assert await jobs.expire(3600, 100, 1, 0) == ended[3:]
+    assert await client.get("darkroom:output_bytes") == b"0"
+    assert (await jobs.get(running.id)).state == job_pb2.JOB_STATE_RUNNING
+
+
+async def test_a_file_is_an_orphan_unless_its_job_names_it_or_is_about_to(jobs: Jobs, client: aioredis.Redis) -> None:
+    await jobs.register_outputs("here")
+    done, failed, running, queued = [await submit(jobs) for _ in range(4)]
+    claims = [await claim(jobs, f"w{number}") for number in range(3)]
+    await jobs.succeed(claims[0], OUTPUT)
+    await jobs.fail(claims[1], FAILED)
+    counters = [got.token.counter for got in claims]
+    named = [(done.id, counters[0]), (running.id, counters[2])]
+    unknown = f"{int(done.id[:12], 16):012x}" + "0" * 12
+    foreign = "0" * 24
+    orphans = [(done.id, 99), (failed.id, counters[1]), (running.id, 1), (queued.id, 1), (unknown, 7)]
+    assert await jobs.orphans("here", [*named, *orphans, (foreign, 1)]) == orphans
+    assert await jobs.orphans("elsewhere", orphans) == []
+    await client.delete("darkroom:since")
+    assert await jobs.orphans("here", orphans) == []
+
+
 async def test_every_key_is_in_the_table(jobs: Jobs, client: aioredis.Redis) -> None:
     import services.gateway.store.keys as keys
 

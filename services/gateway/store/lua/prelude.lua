@@ -50,8 +50,8 @@ local function free_worker(id)
   if redis.call('EXISTS', P .. 'queue') == 1 then ring('q') end
 end
 
--- The one way into a terminal state. Callers have checked that the job is in none.
-local function finish(id, state, output, problem)
+-- The one way into a terminal state. Callers have checked that the job is in none. `bytes` is the size of its file.
+local function finish(id, state, output, problem, bytes)
   local key = job_key(id)
   local now = now_ms()
   leave_queue(id)
@@ -59,6 +59,10 @@ local function finish(id, state, output, problem)
   redis.call('ZREM', P .. 'deadlines', id)
   redis.call('HSET', key, 'finished_ms', whole(now), 'output', output, 'error', problem)
   redis.call('ZADD', P .. 'finished', now, id)
+  if bytes then
+    redis.call('HSET', key, 'bytes', bytes)
+    redis.call('INCRBY', P .. 'output_bytes', bytes)
+  end
   redis.call('HINCRBY', key, 'terminal_writes', 1)
   enter(id, state)
   redis.call('PEXPIRE', P .. 'events:' .. id, EVENTS_KEPT_AFTER_END_MS)

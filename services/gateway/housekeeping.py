@@ -1,0 +1,58 @@
+"""Gives room back: jobs past their retention, files that no job names, what crashes left half-written.
+
+Knows nothing of how jobs or files are kept. Invariant: a file that a job names, or that a running job is about to name,
+is never taken; where the store does not answer, nothing is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+from darkroom.rpc.errors import DarkroomError
+from darkroom.rpc.logs import log
+from services.gateway.running.resources import Resources
+
+PAUSE_S = 60.0
+# Between two looks at every file; the first one is soon after the start, because a crash may have gone before.
+SWEEP_PAUSE_S = 3600.0
+PAGE = 200
+# A job that has just ended keeps its file this long, however short of room the folder is.
+SPARED_S = 300.0
+
+
+async def keep_house(means: Resources) -> None:
+    """Looks from time to time, until cancelled."""
+    sweep_at = time.monotonic() + PAUSE_S
+    while True:
+        with contextlib.suppress(DarkroomError, OSError):
+            await expire(means)
+        if time.monotonic() >= sweep_at:
+            with contextlib.suppress(DarkroomError, OSError):
+                await sweep(means)
+            sweep_at = time.monotonic() + SWEEP_PAUSE_S
+        await asyncio.sleep(PAUSE_S)
+
+
+async def expire(means: Resources, spared_s: float = SPARED_S) -> None:
+    """Forgets jobs past their retention, by age and by size, and deletes their files."""
+    settings = means.settings
+    retention = settings.gateway_retention_s, PAGE, settings.gateway_retention_bytes, spared_s
+    while expired := await means.jobs.expire(*retention):
+        for job_id in expired:
+            await asyncio.to_thread(means.outputs.delete, job_id)
+        log.info("jobs_expired", num_jobs=len(expired))
+
+
+async def sweep(means: Resources) -> None:
+    """Deletes files that no job names, and what crashes left half-written."""
+    outputs = means.outputs
+    num_leftovers, num_orphans = await asyncio.to_thread(outputs.drop_leftovers), 0
+    folder, pages = await asyncio.to_thread(outputs.open), outputs.old_files(PAGE)
+    while page := await asyncio.to_thread(next, pages, None):
+        for job_id, counter in await means.jobs.orphans(folder, page):
+            await asyncio.to_thread(outputs.delete, job_id, counter)
+            num_orphans += 1
+    if num_leftovers or num_orphans:
+        log.info("orphans_deleted", num_files=num_orphans, num_half_written=num_leftovers)
