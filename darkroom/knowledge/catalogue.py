@@ -258,6 +258,8 @@ def _check_references(
                 path = ("components", key, "architecture")
                 close = difflib.get_close_matches(component.architecture, known, 3) or sorted(known)
                 problems.add(path, component.architecture, f"one with weights, like {', '.join(close)}")
+        if all(part.role != plan_pb2.COMPONENT_ROLE_DENOISER for part in variant.components.values()):
+            problems.add(("components",), list(variant.components), "such that one has the role denoiser")
         for name in {variant.name.casefold(), *map(str.casefold, variant.aliases)}:
             if owners.setdefault(name, variant.name) != variant.name:
                 problems.add(("aliases",), name, f"left out: {owners[name]} has it")

@@ -98,6 +98,8 @@ class Architecture:
     is_estimate: bool = False
     # Layers that a scheme leaves dense beside its generic ones, by parts of their qualified names.
     exclude: dict[Scheme, tuple[str, ...]] = field(default_factory=dict)
+    # Least features of a layer, where the scheme's own would leave a small model untouched.
+    min_features: dict[Scheme, int] = field(default_factory=dict)
     # Layers that see too few rows for a scheme, and may be padded.
     pad: dict[Scheme, tuple[str, ...]] = field(default_factory=dict)
 

@@ -17,7 +17,7 @@ def recipe_of(rule: SchemeRule, architecture: Architecture, scheme: Scheme) -> p
     if architecture.is_vae:
         generic = rule.vae_exclude_names
     return plan_pb2.QuantisationRecipe(
-        min_features=rule.min_features,
+        min_features=architecture.min_features.get(scheme, rule.min_features),
         exclude_names=[*generic, *own],
         exclude_exactly=rule.exclude_exactly,
         pad_names=architecture.pad.get(scheme, ()),

@@ -100,6 +100,8 @@ def _missing_recipe(question: Question, scheme: Scheme, role: Role) -> str:
     if role == DENOISER or (scheme == STORAGE and role == TEXT_ENCODER):
         return ""
     parts = [part for part in question.variant.components.values() if part.role == role]
+    if not parts:
+        return ""
     largest = max(parts, key=lambda part: question.catalogue.weights[part.architecture].parameters)
     name = largest.architecture
     if role == VAE:

@@ -62,6 +62,10 @@ def test_an_operators_file_overrides_one_figure_and_leaves_the_rest(catalogue, t
             "family.components.vae.architecture = 'flux.1-vea': should be one with weights, like flux.1-vae",
         ),
         ('[family]\nname = "flux.1"\n[variants.emoji]\naliases = ["FLUX.1-dev"]', "should be left out: "),
+        (
+            '[family]\nname = "flux.1"\n[variants."flux.1-dev".components.transformer]\nrole = "vae"',
+            "should be such that one has the role denoiser",
+        ),
         ("[famly]", "famly = {}: should be left out; did you mean family?"),
         ("no toml", "mine.toml"),
     ],
