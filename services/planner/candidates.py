@@ -29,7 +29,7 @@ from services.planner.placement import (
 from services.planner.question import Question
 from services.planner.sizes import Bytes, activations_of
 from services.planner.sources import CONVERTED, DISK_MARGIN_BYTES, Source, denoiser_sources, fetch_bytes
-from services.planner.words import SCHEME_NAMES, STAGE_NAMES, TIER_NAMES, reason, size
+from services.planner.words import SCHEME_NAMES, STAGE_NAMES, STREAMED_TIER_NAMES, TIER_NAMES, reason, size
 
 DENSE, STORAGE = device_pb2.SCHEME_NONE, device_pb2.SCHEME_FP8_STORAGE
 # Streaming torchao's tensors breaks: copies of their inner parts are not pinned (diffusers 0.42, torchao 0.18). GGUF's
@@ -58,12 +58,11 @@ class Candidate(NamedTuple):
 
     @property
     def title(self) -> str:
-        extras = ["tiled decoding"] if self.placement.tiles else []
-        if self.placement.streams_text_encoders:
-            extras.append("text encoders streamed")
-        if self.text_scheme != DENSE:
-            extras.append(f"text encoders {SCHEME_NAMES[self.text_scheme]}")
-        return ", ".join([SCHEME_NAMES[self.scheme], TIER_NAMES[self.placement.tier], *extras])
+        """Names it for people: "int8, text encoders streamed, tiled decoding"."""
+        names = STREAMED_TIER_NAMES if self.placement.streams_text_encoders else TIER_NAMES
+        extras = [f"text encoders in {SCHEME_NAMES[self.text_scheme]}"] if self.text_scheme != DENSE else []
+        extras += ["tiled decoding"] if self.placement.tiles else []
+        return ", ".join([SCHEME_NAMES[self.scheme], names[self.placement.tier], *extras])
 
     @property
     def streamed_bytes(self) -> int:

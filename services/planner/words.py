@@ -26,6 +26,12 @@ TIER_NAMES = {
     plan_pb2.OFFLOAD_TIER_MODEL: "one component at a time",
     plan_pb2.OFFLOAD_TIER_SEQUENTIAL: "one layer at a time",
 }
+# With text encoders streamed as well.
+STREAMED_TIER_NAMES = {
+    **TIER_NAMES,
+    plan_pb2.OFFLOAD_TIER_ENCODERS: "text encoders streamed",
+    plan_pb2.OFFLOAD_TIER_GROUP: "denoiser and text encoders streamed",
+}
 TYPE_NAMES = _names(Choice(plan_pb2.ComputeType.DESCRIPTOR))
 STAGE_NAMES = _names(Choice(plan_pb2.MemoryStage.DESCRIPTOR))
 
