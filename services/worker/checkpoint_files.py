@@ -6,7 +6,9 @@ Invariant: a folder that passes has a model_index.json, and every weight file in
 from __future__ import annotations
 
 import json
+import os
 import struct
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +99,14 @@ def read_json(path: Path, missing: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CorruptCheckpointError(f"{path.parent.name}/{path.name} holds no JSON object")
     return content
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes a JSON object whole or not at all, making its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+        json.dump(content, file, indent=1, sort_keys=True)
+    os.replace(file.name, path)
 
 
 def _disguise(start: bytes, size: int) -> str:

@@ -31,6 +31,11 @@ class WorkerSettings(Settings):
     catalog_path: str = Field(
         "", description=f"Extra family files or folders ({os.pathsep!r} between them) for the catalogue."
     )
+    worker_cache_dir: Path = Field(
+        Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "darkroom",
+        description="Folder for what was found out about the device, so that it is not tried at every start.",
+    )
+    worker_probes: bool = Field(True, description="Try which schemes the device runs; without, models stay dense.")
     worker_start_s: float = Field(120.0, gt=0, description="Seconds that the engine process gets to say hello.")
     worker_heartbeat_s: float = Field(5.0, gt=0, le=10, description="Longest silence of a stream.")
     worker_hold_s: float = Field(15.0, gt=0, description="A silent holder without a run loses the worker after this.")

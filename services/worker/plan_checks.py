@@ -15,9 +15,11 @@ from services.worker.checkpoint_files import check_pipeline_folder
 from services.worker.config import WorkerSettings
 
 # What the assembly line can do today; the rest is refused by name, never done in silence some other way.
-SCHEMES = frozenset({device_pb2.SCHEME_NONE})
+SCHEMES = frozenset(
+    {device_pb2.SCHEME_NONE, device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8, device_pb2.SCHEME_FP8_STORAGE}
+)
 TIERS = frozenset({plan_pb2.OFFLOAD_TIER_NONE})
-SOURCES = frozenset({checkpoint_pb2.CHECKPOINT_KIND_DENSE})
+SOURCES = frozenset({checkpoint_pb2.CHECKPOINT_KIND_DENSE, checkpoint_pb2.CHECKPOINT_KIND_DENSE_THEN_QUANTISE})
 
 
 def check_plan(plan: plan_pb2.Plan, settings: WorkerSettings, is_trusted: Callable[[str], bool]) -> None:
@@ -65,6 +67,19 @@ def source_folder(source: checkpoint_pb2.CheckpointSource, settings: WorkerSetti
     if not folder.is_dir():
         raise SourceRefusedError(f"there is no model folder {getattr(source, place)!r} on this worker")
     return folder
+
+
+def check_schemes(plan: plan_pb2.Plan, device: device_pb2.Device | None) -> None:
+    """Raises PlanRefusedError unless this device's own trials agree with every scheme of the plan."""
+    probes = {probe.scheme: probe for probe in device.probes} if device is not None else {}
+    for part in plan.components:
+        if part.scheme in (device_pb2.SCHEME_NONE, device_pb2.SCHEME_GGUF):
+            continue
+        probe, name = probes.get(part.scheme), device_pb2.Scheme.Name(part.scheme).removeprefix("SCHEME_")
+        if probe is None:
+            raise PlanRefusedError(f"{name} was not seen to run on this worker's device; plan with its own status")
+        if not probe.works:
+            raise PlanRefusedError(f"{name} failed its trial on this worker's device: {probe.reason}")
 
 
 def contradiction(plan: plan_pb2.Plan, device: device_pb2.Device) -> str:
@@ -142,8 +157,6 @@ def _check_fields(plan: plan_pb2.Plan) -> None:
 def _check_abilities(plan: plan_pb2.Plan) -> None:
     if plan.engine == plan_pb2.ENGINE_NATIVE:
         raise PlanRefusedError("this worker has no native engine; plan for diffusers")
-    if plan.is_assumed:
-        raise PlanRefusedError("the plan rests on assumed probes; plan with this worker's own device")
     if plan.source.kind not in SOURCES:
         kind = checkpoint_pb2.CheckpointKind.Name(plan.source.kind).removeprefix("CHECKPOINT_KIND_")
         raise PlanRefusedError(f"this worker can't read a checkpoint of kind {kind} yet; plan a dense one")

@@ -33,7 +33,7 @@ from services.worker.inspection import Inspector
 from services.worker.lifecycle import LOADING, READY, UNLOADING
 from services.worker.loads import Load
 from services.worker.owner import DeviceOwner, not_loaded
-from services.worker.plan_checks import check_items, check_plan
+from services.worker.plan_checks import check_items, check_plan, check_schemes
 from services.worker.runs import Run, Shelf
 
 # Status answers within 100 ms, whatever the engine does; a fresh reading gets half of that.
@@ -83,6 +83,7 @@ class Worker:
         token = _token(request)
         self._refuse_if_draining()
         self._fence.check(token)
+        check_schemes(request.plan, self._device.keeper.device)
         await asyncio.to_thread(check_plan, request.plan, self._settings, self._inspector.is_trusted)
         self._refuse_if_draining()
         admission = self._admit(token)

@@ -61,7 +61,7 @@ def read_device(device: torch.device, held_bytes: int) -> device_pb2.Device:
     message = device_pb2.Device(
         id=str(device),
         kind=kind,  # type: ignore[arg-type]
-        name=_name(device),
+        name=device_name(device),
         has_unified_memory=_is_unified(device),
         has_native_bf16=_has_native_bf16(device),
         memory=_memory(device, held_bytes),
@@ -150,7 +150,8 @@ def _is_there(device: torch.device) -> bool:
 
 
 @functools.cache
-def _name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """As the driver tells it; the processor's by the kernel."""
     if device.type in ("cuda", "xpu"):
         return str(getattr(torch, device.type).get_device_name(device))
     try:

@@ -24,16 +24,17 @@ import psutil  # type: ignore[import-untyped]
 import torch
 import transformers
 
+from darkroom.modeling.storage import storage_bytes
 from darkroom.rpc.errors import DarkroomError, NotLoadedError
 from darkroom.rpc.logs import log
 from darkroom.v1 import device_pb2, plan_pb2, worker_pb2
 from services.worker.config import WorkerSettings
 from services.worker.engine.assembly.line import assemble, dismantle
-from services.worker.engine.assembly.placement import storage_bytes
 from services.worker.engine.assembly.stage import Assembly, explain
-from services.worker.engine.device import choose_device, give_back, read_device
+from services.worker.engine.device import choose_device, device_name, give_back, read_device, versions
 from services.worker.engine.generation import generate
 from services.worker.engine.loop import Engine
+from services.worker.engine.probing.probes import Probes
 from services.worker.engine.reporting import ItemReporter, LoadReporter
 
 
@@ -46,6 +47,7 @@ class DiffusersEngine(Engine):
 
     def __init__(self) -> None:
         self._assembly: Assembly | None = None
+        self._probes: Probes | None = None
 
     def open(self, settings: WorkerSettings) -> device_pb2.Device:
         self._settings = settings
@@ -56,12 +58,19 @@ class DiffusersEngine(Engine):
         if settings.worker_threads:
             torch.set_num_threads(settings.worker_threads)
         self._device = choose_device(settings.worker_device)
+        if settings.worker_probes:
+            # Beside the imports below, which take as long.
+            name = device_name(self._device)
+            self._probes = Probes(self._device, name, versions(), settings.worker_cache_dir)
         # Lazy modules of the two libraries cost seconds on first use: now, not in the first load.
         assert diffusers.FluxPipeline is not None
         return self.read_device()
 
     def read_device(self) -> device_pb2.Device:
-        return read_device(self._device, self._held_bytes())
+        device = read_device(self._device, self._held_bytes())
+        if self._probes is not None:
+            device.probes.extend(self._probes.results())
+        return device
 
     def load(self, plan: plan_pb2.Plan, report: LoadReporter) -> worker_pb2.LoadedModel:
         before = self._allocated_bytes()

@@ -9,7 +9,14 @@ import pytest
 from darkroom.rpc.errors import InvalidRequestError, OutOfMemoryError, PlanRefusedError, SourceRefusedError
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2
 from services.worker.config import WorkerSettings
-from services.worker.plan_checks import check_items, check_plan, contradiction, plan_that_fits, source_folder
+from services.worker.plan_checks import (
+    check_items,
+    check_plan,
+    check_schemes,
+    contradiction,
+    plan_that_fits,
+    source_folder,
+)
 from tests.engines.worker_server import item, rehearsal_models, rehearsal_plan
 
 GIB = 2**30
@@ -42,7 +49,7 @@ def test_a_plan_without_its_fields_is_an_invalid_request(settings: WorkerSetting
 
 
 def spoil_scheme(plan: plan_pb2.Plan) -> None:
-    plan.components[0].scheme = device_pb2.SCHEME_INT8
+    plan.components[0].scheme = device_pb2.SCHEME_NVFP4
 
 
 def spoil_tier(plan: plan_pb2.Plan) -> None:
@@ -57,10 +64,6 @@ def spoil_engine(plan: plan_pb2.Plan) -> None:
     plan.engine = plan_pb2.ENGINE_NATIVE
 
 
-def spoil_probe(plan: plan_pb2.Plan) -> None:
-    plan.is_assumed = True
-
-
 def spoil_adapters(plan: plan_pb2.Plan) -> None:
     plan.adapters.adapters.add()
 
@@ -69,14 +72,25 @@ def spoil_hooks(plan: plan_pb2.Plan) -> None:
     plan.assembly_hooks.append("fourth_encoder")
 
 
-@pytest.mark.parametrize(
-    "spoil", [spoil_scheme, spoil_tier, spoil_kind, spoil_engine, spoil_probe, spoil_adapters, spoil_hooks]
-)
+@pytest.mark.parametrize("spoil", [spoil_scheme, spoil_tier, spoil_kind, spoil_engine, spoil_adapters, spoil_hooks])
 def test_what_the_worker_can_not_do_is_refused_by_name(settings: WorkerSettings, spoil: object) -> None:
     plan = rehearsal_plan()
     spoil(plan)  # type: ignore[operator]
     with pytest.raises(PlanRefusedError):
         check(plan, settings)
+
+
+def test_a_scheme_runs_only_where_this_device_was_seen_to_run_it() -> None:
+    plan, seen = rehearsal_plan(), device_pb2.Device()
+    check_schemes(plan, None)
+    plan.components[0].scheme = device_pb2.SCHEME_INT8
+    with pytest.raises(PlanRefusedError, match="INT8 was not seen to run"):
+        check_schemes(plan, seen)
+    probe = seen.probes.add(scheme=device_pb2.SCHEME_INT8, works=False, reason="no kernel")
+    with pytest.raises(PlanRefusedError, match="no kernel"):
+        check_schemes(plan, seen)
+    probe.works = True
+    check_schemes(plan, seen)
 
 
 @pytest.mark.parametrize("path", ["/etc", "{allowed}/../secret", "{allowed}", "{allowed}/missing"])

@@ -37,9 +37,6 @@ class ComponentsStage(Stage):
             assembly.parts[part.name] = _read(assembly.folder, index, part)
             done += part.weight_bytes
             report.progress(_progress(part.name, done, total))
-        schemes = {part.name: "none" for part in assembly.plan.components}
-        text = ", ".join(f"{name}={scheme}" for name, scheme in schemes.items())
-        assembly.engage("scheme", resolved=text, engaged=text)
 
     def undo(self, assembly: Assembly) -> None:
         assembly.parts.clear()

@@ -17,13 +17,21 @@ from services.worker.config import WorkerSettings
 from services.worker.engine.assembly.components import ComponentsStage
 from services.worker.engine.assembly.pipeline import PipelineStage
 from services.worker.engine.assembly.placement import PlacementStage
+from services.worker.engine.assembly.quantisation import QuantisationStage
 from services.worker.engine.assembly.source import SourceStage
 from services.worker.engine.assembly.speed import SpeedStage
 from services.worker.engine.assembly.stage import Assembly, Stage, trigger_of
 from services.worker.engine.device import give_back
 from services.worker.engine.reporting import LoadReporter
 
-STAGES: tuple[Stage, ...] = (SourceStage(), ComponentsStage(), PipelineStage(), PlacementStage(), SpeedStage())
+STAGES: tuple[Stage, ...] = (
+    SourceStage(),
+    ComponentsStage(),
+    QuantisationStage(),
+    PipelineStage(),
+    PlacementStage(),
+    SpeedStage(),
+)
 
 
 def assemble(plan: plan_pb2.Plan, settings: WorkerSettings, device: torch.device, report: LoadReporter) -> Assembly:

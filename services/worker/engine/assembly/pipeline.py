@@ -1,4 +1,4 @@
-"""Third stage: the components become the plan's pipeline.
+"""Fourth stage: the components become the plan's pipeline.
 
 Invariant: only a pipeline class that the installed diffusers exports is made; code from a checkpoint is never run.
 """

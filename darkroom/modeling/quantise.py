@@ -1,0 +1,210 @@
+"""Quantises a module in place: exactly the layers that the recipe takes, in the scheme that the plan names.
+
+Knows nothing of pipelines or plans. Invariants: a module keeps its class; one that is done is left alone when asked
+again, and one that was begun and not finished is never used.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from darkroom.modeling.filters import taken_layers
+from darkroom.modeling.padding import pad_rows
+from darkroom.modeling.storage import storage_bytes
+from darkroom.rpc.errors import KernelFailedError, PlanRefusedError
+from darkroom.v1 import device_pb2, plan_pb2
+
+INT8, FP8, STORAGE = device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8, device_pb2.SCHEME_FP8_STORAGE
+# What `quantise` can make. mxfp8 and nvfp4 need a Blackwell GPU to compute, which nobody had here.
+SCHEMES = frozenset({INT8, FP8, STORAGE})
+FLOAT8 = torch.float8_e4m3fn
+# On the module: the scheme that is being made, and True once every layer is.
+SCHEME_MARK, DONE_MARK = "_darkroom_scheme", "_darkroom_is_quantised"
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """What was done to a module."""
+
+    num_layers: int
+    # Of them, how many have their rows padded; and layers that failed the proof and stayed dense.
+    num_padded: int
+    num_unproven: int
+    bytes_before: int
+    bytes_after: int
+
+
+def quantise(
+    module: nn.Module,
+    scheme: int,
+    recipe: plan_pb2.QuantisationRecipe,
+    compute_type: torch.dtype,
+    device: torch.device,
+    check: Callable[[], None] = lambda: None,
+) -> Quantised:
+    """Quantises the layers that `recipe` takes.
+
+    Layers are moved to `device` one by one, so that no more than one dense layer is there at a time; the rest of the
+    module stays where it is.
+
+    Args:
+        module: dense, on the host.
+        scheme: one of SCHEMES.
+        recipe: which layers, and how.
+        compute_type: what float8 storage is cast back to.
+        device: where kernels run.
+        check: called between layers; may raise to stop.
+
+    Raises:
+        PlanRefusedError: no such scheme here.
+        KernelFailedError: an earlier attempt stopped midway, or a layer came out dense.
+    """
+    if scheme not in SCHEMES:
+        raise PlanRefusedError(f"{device_pb2.Scheme.Name(scheme)} can't be made on this worker")  # type: ignore[arg-type]
+    before = storage_bytes([module])
+    if (known := getattr(module, SCHEME_MARK, None)) is not None:
+        if known == scheme and getattr(module, DONE_MARK, False):
+            return Quantised(0, 0, 0, before, before)
+        raise KernelFailedError("this component was quantised halfway or in another scheme; it has to be read again")
+    setattr(module, SCHEME_MARK, scheme)
+    layers = list(taken_layers(module, recipe))
+    num_padded = num_unproven = 0
+    for name, layer in layers:
+        check()
+        if scheme == STORAGE:
+            _cast(layer, compute_type)
+            continue
+        dense = layer.weight
+        _convert(layer.to(device), scheme, recipe)
+        if any(part in name for part in recipe.pad_names):
+            if pad_rows(layer, recipe.min_rows, compute_type):
+                num_padded += 1
+            else:
+                layer.weight = nn.Parameter(dense.to(device), requires_grad=False)
+                num_unproven += 1
+    if scheme == STORAGE:
+        _pin_dtype(module, compute_type)
+    setattr(module, DONE_MARK, True)
+    return Quantised(len(layers) - num_unproven, num_padded, num_unproven, before, storage_bytes([module]))
+
+
+def _convert(layer: nn.Module, scheme: int, recipe: plan_pb2.QuantisationRecipe) -> None:
+    """Replaces a linear layer's weight by torchao's tensor."""
+    weight: Any = layer.weight
+    quantised = _int8(weight) if scheme == INT8 else _fp8(weight, recipe)
+    if type(quantised) is type(weight.data) or not hasattr(quantised, "__tensor_flatten__"):
+        raise KernelFailedError(f"torchao left a layer of {tuple(weight.shape)} dense, which the recipe takes")
+    layer.weight = nn.Parameter(quantised, requires_grad=False)
+
+
+def _int8(weight: torch.Tensor) -> torch.Tensor:
+    """int8 per output channel, activations per token."""
+    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
+
+    holder = _holder(weight)
+    # Inductor's flags are not torchao's to set: speed modes restore what they find.
+    quantize_(holder, _known_only(Int8DynamicActivationInt8WeightConfig, set_inductor_config=False))
+    return holder.weight.data
+
+
+def _fp8(weight: torch.Tensor, recipe: plan_pb2.QuantisationRecipe) -> torch.Tensor:
+    """float8 e4m3 per row, activations per row with a floor under their scale."""
+    from torchao.float8.inference import Float8MMConfig
+    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
+    from torchao.quantization.quantize_.common import KernelPreference
+
+    accumulation = Float8MMConfig(use_fast_accum=recipe.fast_accumulate)
+    floor = recipe.activation_floor or None
+    if weight.device.type == "cpu":
+        return _fp8_on_cpu(weight, accumulation, floor)
+    holder = _holder(weight)
+    config = _known_only(
+        Float8DynamicActivationFloat8WeightConfig,
+        granularity=PerRow(),
+        mm_config=accumulation,
+        activation_value_lb=floor,
+        kernel_preference=KernelPreference.TORCH,
+        set_inductor_config=False,
+    )
+    quantize_(holder, config)
+    return holder.weight.data
+
+
+def _fp8_on_cpu(weight: torch.Tensor, accumulation: Any, floor: float | None) -> torch.Tensor:
+    """As quantize_ makes it. torchao 0.18 refuses a processor there, while its kernels run on one: delete this when it
+    asks the kernel instead."""
+    from torchao.quantization import PerRow
+    from torchao.quantization.quantize_.common import KernelPreference
+    from torchao.quantization.quantize_.workflows.float8.float8_tensor import (
+        Float8Tensor,
+        QuantizeTensorToFloat8Kwargs,
+    )
+
+    torch_kernels = KernelPreference.TORCH
+    activations = QuantizeTensorToFloat8Kwargs(
+        FLOAT8, PerRow(), mm_config=accumulation, hp_value_lb=floor, kernel_preference=torch_kernels
+    )
+    made: torch.Tensor = Float8Tensor.from_hp(
+        weight.data,
+        FLOAT8,
+        PerRow(),
+        mm_config=accumulation,
+        kernel_preference=torch_kernels,
+        act_quant_kwargs=activations,
+    )
+    return made
+
+
+def _holder(weight: torch.Tensor) -> nn.Linear:
+    """A linear layer around a weight, for what torchao takes modules for."""
+    with torch.device("meta"):
+        holder = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    holder.weight = nn.Parameter(weight.data, requires_grad=False)
+    return holder
+
+
+def _known_only(kind: Callable[..., Any], **options: Any) -> Any:
+    """Makes a config with the options that this version of torchao has."""
+    known = inspect.signature(kind).parameters
+    return kind(**{name: value for name, value in options.items() if name in known})
+
+
+def _cast(layer: nn.Module, compute_type: torch.dtype) -> None:
+    """Stores the layer in float8 and computes it in `compute_type`."""
+    from diffusers.hooks.layerwise_casting import apply_layerwise_casting_hook
+
+    apply_layerwise_casting_hook(layer, FLOAT8, compute_type, non_blocking=False)
+
+
+def _pin_dtype(module: nn.Module, compute_type: torch.dtype) -> None:
+    """Has `module.dtype` answer what it computes in: pipelines cast their inputs to it.
+
+    diffusers' models do so by themselves. A subclass would change the class that savers and pipelines look at, so the
+    property is put on the class itself, once, and asks the instance.
+    """
+    if not type(module).__module__.startswith("transformers."):
+        return
+    kind: Any = type(module)
+    module._darkroom_dtype = compute_type  # type: ignore[assignment]
+    if "dtype" in vars(kind) and getattr(vars(kind)["dtype"].fget, "is_darkrooms", False):
+        return
+    kind.dtype = _pinned(kind.dtype)
+
+
+def _pinned(original: property) -> property:
+    assert original.fget is not None
+    ask = original.fget
+
+    @functools.wraps(ask)
+    def dtype(self: nn.Module) -> Any:
+        return self.__dict__.get("_darkroom_dtype") or ask(self)
+
+    dtype.is_darkrooms = True  # type: ignore[attr-defined]
+    return property(dtype)

@@ -1,0 +1,68 @@
+"""Third stage: components are quantised as the plan says, before they are placed.
+
+Knows nothing of kernels: `darkroom.modeling.quantise` does the work. Invariant: what is told as engaged is what layers
+hold; a component that was quantised halfway is dropped with the assembly, never used.
+"""
+
+from __future__ import annotations
+
+from darkroom.modeling.quantise import Quantised, quantise
+from darkroom.rpc.logs import log
+from darkroom.v1 import device_pb2, generation_pb2, plan_pb2
+from services.worker.engine.assembly.stage import DTYPES, Assembly, Stage
+from services.worker.engine.reporting import LoadReporter
+
+NONE, GGUF = device_pb2.SCHEME_NONE, device_pb2.SCHEME_GGUF
+
+
+class QuantisationStage(Stage):
+    """Quantises every component that the plan keeps in a scheme."""
+
+    name = "quantisation"
+
+    def apply(self, assembly: Assembly, report: LoadReporter) -> None:
+        engaged, reasons = [], []
+        for part in assembly.plan.components:
+            report.check()
+            scheme = scheme_name(part.scheme)
+            if part.scheme not in (NONE, GGUF):
+                report.progress(_progress(part.name))
+                done = _quantise(assembly, part, report)
+                reasons.append(f"{part.name}: {_told(done)}")
+                scheme = scheme if done.num_layers else "none"
+                log.info("quantised", component=part.name, scheme=scheme, **vars(done))
+            engaged.append(f"{part.name}={scheme}")
+        resolved = ", ".join(f"{part.name}={scheme_name(part.scheme)}" for part in assembly.plan.components)
+        assembly.engage("scheme", resolved=resolved, engaged=", ".join(engaged), reason="; ".join(reasons))
+
+    def undo(self, assembly: Assembly) -> None:
+        """Quantised weights go with the components: there is no way back to dense ones."""
+
+
+def _quantise(assembly: Assembly, part: plan_pb2.ComponentPlan, report: LoadReporter) -> Quantised:
+    return quantise(
+        assembly.parts[part.name],
+        part.scheme,
+        part.recipe,
+        DTYPES[part.compute_type],
+        assembly.device,
+        report.check,
+    )
+
+
+def _told(done: Quantised) -> str:
+    text = f"{done.num_layers} layers, {done.bytes_before} bytes became {done.bytes_after}"
+    if done.num_padded:
+        text += f", {done.num_padded} of them with padded rows"
+    if done.num_unproven:
+        text += f"; {done.num_unproven} stayed dense, where padding was not exact"
+    return text
+
+
+def scheme_name(scheme: int) -> str:
+    """The scheme's word: "int8"."""
+    return device_pb2.Scheme.Name(scheme).removeprefix("SCHEME_").lower()  # type: ignore[arg-type]
+
+
+def _progress(name: str) -> generation_pb2.Progress:
+    return generation_pb2.Progress(phase=generation_pb2.PHASE_ASSEMBLING, fraction=0.9, detail=f"quantising {name}")

@@ -1,0 +1,105 @@
+"""Probes of a device: tried in a child process, so that a crash costs no engine, and remembered on disk.
+
+Remembered by scheme, device and versions. Knows nothing of kernels. Invariants: a trial that ran out of memory or out
+of time leaves no entry; what can't be remembered is tried again.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from darkroom.modeling.quantise import SCHEMES
+from darkroom.rpc.logs import log
+from darkroom.v1 import device_pb2
+from services.worker.checkpoint_files import write_json
+
+FILE_NAME = "probes.json"
+# A child imports torch and torchao, and makes its first kernels.
+LIMIT_S = 180.0
+Answers = dict[str, dict[str, Any]]
+
+
+class Probes:
+    """The trials of one device.
+
+    Args:
+        device: where.
+        name: of the device, as its driver tells it.
+        versions: what the trials rest on.
+        folder: where answers are remembered; it need not exist.
+    """
+
+    def __init__(self, device: torch.device, name: str, versions: device_pb2.SoftwareVersions, folder: Path) -> None:
+        self._device = device
+        parts = (str(device), name, versions.torch, versions.diffusers, versions.torchao)
+        self._key = " | ".join(parts)
+        self._file = folder / FILE_NAME
+        self._answers: Answers = self._remembered().get(self._key, {})
+        self._child: subprocess.Popen[str] | None = None
+        self._start()
+
+    def results(self) -> list[device_pb2.SchemeProbe]:
+        """Every scheme that was tried, in the order of their numbers. Waits for what still runs."""
+        while self._child is not None:
+            self._finish()
+            self._start()
+        return [
+            device_pb2.SchemeProbe(scheme=int(number), works=answer["works"], reason=answer["reason"])  # type: ignore[arg-type]
+            for number, answer in sorted(self._answers.items())
+            if answer
+        ]
+
+    def _start(self) -> None:
+        """Starts a child on what was not tried yet; none where all was."""
+        missing = [str(scheme) for scheme in sorted(SCHEMES) if str(scheme) not in self._answers]
+        if missing:
+            command = (sys.executable, "-m", "services.worker.engine.probing", str(self._device), *missing)
+            pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
+            self._child = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload]
+
+    def _finish(self) -> None:
+        """Waits for the child and takes in what it said; the scheme that ended it has failed."""
+        assert self._child is not None
+        child, self._child = self._child, None
+        try:
+            output, _ = child.communicate(timeout=LIMIT_S)
+            is_late = False
+        except subprocess.TimeoutExpired:
+            child.kill()
+            output, _ = child.communicate()
+            is_late = True
+        begun = None
+        for line in output.splitlines():
+            told = json.loads(line)
+            begun = told.get("begins")
+            if "ended" in told:
+                self._answers[str(told["ended"])] = told["answer"] or {}
+        if is_late or (begun is None and child.returncode):
+            # No scheme is to blame: nothing was learnt of what is left, and nothing is tried again.
+            self._answers = {**{str(scheme): {} for scheme in SCHEMES}, **self._answers}
+        elif begun is not None:
+            self._answers[str(begun)] = {"works": False, "reason": f"the trial's process ended with {child.returncode}"}
+        self._remember()
+
+    def _remembered(self) -> dict[str, Answers]:
+        try:
+            content = json.loads(self._file.read_text())
+        except (OSError, ValueError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def _remember(self) -> None:
+        """Writes down what was answered; what ran out of memory is not."""
+        content = self._remembered()
+        content[self._key] = {number: answer for number, answer in self._answers.items() if answer}
+        log.info("probed", device=str(self._device), schemes=content[self._key])
+        try:
+            write_json(self._file, content)
+        except OSError as failure:
+            log.warning("probes_not_kept", detail=str(failure))

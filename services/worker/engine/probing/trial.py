@@ -1,0 +1,50 @@
+"""One trial of a scheme: a layer is quantised and multiplied on the device, half of its rows being zeros.
+
+Knows nothing of processes or caches. Invariant: running out of memory is no answer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from darkroom.modeling.quantise import FP8, INT8, STORAGE, quantise
+from darkroom.v1 import device_pb2, plan_pb2
+
+# Large enough for every kernel's tiles, small enough for any device.
+FEATURES, ROWS = 512, 64
+# Largest error of a product relative to the dense one's norm; measured on random weights: int8 1.3 %, float8 3.5 %.
+MOST_ERROR = 0.15
+# As the catalogue's recipes have it: without a floor, rows of zeros are not finite in float8.
+FLOOR = 1e-12
+
+
+def try_scheme(scheme: int, device: torch.device) -> device_pb2.SchemeProbe | None:
+    """Returns what came out; None where memory was short."""
+    try:
+        problem = _problem(scheme, device)
+    except (torch.OutOfMemoryError, MemoryError):
+        return None
+    except Exception as failure:  # whatever a kernel raises is the answer that this trial is after
+        if "out of memory" in str(failure).lower() or "not enough memory" in str(failure).lower():
+            return None
+        problem = f"{type(failure).__name__}: {str(failure).splitlines()[0][:160] if str(failure) else 'no message'}"
+    return device_pb2.SchemeProbe(scheme=scheme, works=not problem, reason=problem)  # type: ignore[arg-type]
+
+
+def _problem(scheme: int, device: torch.device) -> str:
+    assert scheme in (INT8, FP8, STORAGE)
+    generator = torch.Generator("cpu").manual_seed(0)
+    layer = nn.Linear(FEATURES, FEATURES).to(torch.bfloat16)
+    model = nn.Sequential(layer)
+    rows_RK = torch.randn(ROWS, FEATURES, generator=generator, dtype=torch.float32).to(torch.bfloat16)
+    rows_RK[ROWS // 2 :] = 0
+    expected = nn.functional.linear(rows_RK.float(), layer.weight.float(), layer.bias.float())
+    recipe = plan_pb2.QuantisationRecipe(min_features=FEATURES, activation_floor=FLOOR if scheme == FP8 else 0.0)
+    with torch.inference_mode():
+        quantise(model, scheme, recipe, torch.bfloat16, device)
+        computed = model.to(device)(rows_RK.to(device)).float().cpu()
+    if not torch.isfinite(computed).all():
+        return "the product holds values that are not finite, half of the rows being zeros"
+    error = float((computed - expected).norm() / expected.norm())
+    return "" if error < MOST_ERROR else f"the product is {error:.0%} away from the dense one"
