@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from darkroom.v1 import plan_pb2
+from darkroom.v1 import device_pb2, plan_pb2
 from services.planner.candidates import Candidate, is_fitting
 from services.planner.memory import Supply
 from services.planner.sources import CONVERTED
@@ -58,6 +58,7 @@ def fallbacks_of(chosen: Candidate, rest: Iterable[Candidate], supply: Supply, i
         if candidate.required < least * WORTHWHILE and num_smaller < MOST_SMALLER:
             found.append(Next(plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY, candidate))
             least, num_smaller = candidate.required, num_smaller + 1
-    if is_compiled and plain is not None:
+    # Storage casts are never compiled: there is nothing to leave out.
+    if is_compiled and plain is not None and plain.scheme != device_pb2.SCHEME_FP8_STORAGE:
         found.append(Next(plan_pb2.FALLBACK_TRIGGER_KERNEL_FAILED, plain, is_eager=True))
     return found
