@@ -43,6 +43,8 @@ ADVICE = {
     "OUT_OF_MEMORY": "Ask for a smaller picture, or free memory on the device (`darkroom status`).",
     "DISK_FULL": "Free disk space in the data folder of the gateway.",
     "SOURCE_REFUSED": "Check that the model's files are where the catalogue says (`darkroom models`).",
+    "NOT_DEAD": "`darkroom jobs dead` lists what can be re-driven.",
+    "POISON": "`darkroom jobs show JOB` has the evidence; `darkroom jobs redrive JOB` tries it again.",
     "NO_OUTPUT": "`darkroom jobs show JOB` tells what became of it.",
     "STORE_UNAVAILABLE": "The gateway can't reach its Redis: its log tells why.",
     "DEADLINE_EXCEEDED": "Allow more time, or see what keeps the workers busy: `darkroom status`.",

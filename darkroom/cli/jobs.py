@@ -1,10 +1,11 @@
-"""`darkroom jobs`: list, show, watch, save and cancel.
+"""`darkroom jobs`: list, show, watch, save, cancel; list the dead and re-drive them.
 
-Knows nothing of how jobs are run. Invariant: only `cancel` touches a job.
+Knows nothing of how jobs are run. Invariant: only `cancel` and `redrive` change anything.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -21,7 +22,7 @@ STATES = ("queued", "running", "succeeded", "failed", "cancelled")
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="The job's id.", show_default=False)]
 
 app = typer.Typer(
-    help="List, show, watch and cancel jobs.",
+    help="List, show, watch and cancel jobs; find dead ones and try them again.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     epilog="""[bold]Examples[/]
@@ -30,7 +31,9 @@ app = typer.Typer(
 
   darkroom jobs watch JOB
 
-  darkroom jobs save JOB --output apple.png""",
+  darkroom jobs save JOB --output apple.png
+
+  darkroom jobs dead""",
 )
 
 
@@ -169,6 +172,56 @@ def cancel_jobs(
     with_client(address, cancel)
 
 
+@app.command("dead")
+def list_dead(
+    limit: Annotated[int, typer.Option("--limit", "-l", min=1, max=10_000, help="At most this many.")] = 20,
+    as_json: AsJson = False,
+    address: Address = DEFAULT,
+) -> None:
+    """List dead jobs, newest first: given up because engines died or workers were lost too often, with the evidence.
+
+    [bold]Examples[/]
+
+      darkroom jobs dead
+
+      darkroom jobs dead --json | jq '.[0].failed_attempts'
+    """
+    from darkroom.cli.session import output_console, with_client
+    from darkroom.cli.text import to_json
+
+    found = with_client(address, lambda client: client.list_dead(limit=limit))
+    if as_json:
+        typer.echo(to_json(found))
+    elif found:
+        output_console().print(_dead_table(found))
+    else:
+        from rich.console import Console
+
+        Console(stderr=True).print("[dim]no dead jobs[/]")
+
+
+@app.command("redrive")
+def redrive_jobs(
+    job_ids: Annotated[list[str], typer.Argument(metavar="JOB…", help="One or more ids.", show_default=False)],
+    address: Address = DEFAULT,
+) -> None:
+    """Try dead jobs once more, each as a new job with the same request and seed. Prints the new ids.
+
+    [bold]Examples[/]
+
+      darkroom jobs redrive JOB
+
+      darkroom jobs dead --json | jq -r '.[].id' | xargs darkroom jobs redrive
+    """
+    from darkroom.cli.session import with_client
+
+    async def redrive(client: AsyncClient) -> None:
+        for job_id in job_ids:
+            typer.echo((await client.redrive(job_id)).id)
+
+    with_client(address, redrive)
+
+
 async def _watch(client: AsyncClient, job_id: str, after: int, as_json: bool) -> job_pb2.Job:
     import json
 
@@ -222,6 +275,39 @@ def _table(found: object) -> RenderableType:
     return table
 
 
+def _dead_table(found: Sequence[job_pb2.Job]) -> RenderableType:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    from darkroom.cli.text import format_age, shorten
+
+    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
+    for heading in ("job", "reason", "attempts", "when", "evidence", "prompt"):
+        table.add_column(heading, no_wrap=heading not in ("evidence", "prompt"))
+    for job in found:
+        table.add_row(
+            job.id,
+            job.error.reason,
+            str(job.attempts),
+            format_age(job.finished_at),
+            escape("\n".join(map(_evidence, job.failed_attempts))),
+            escape(shorten(job.request.prompt, 40)),
+        )
+    return table
+
+
+def _relatives(job: job_pb2.Job) -> str:
+    return f"of {job.redriven_from}" if job.redriven_from else f"as {job.redriven_as}" if job.redriven_as else ""
+
+
+def _evidence(attempt: job_pb2.FailedAttempt) -> str:
+    """One line: "attempt 1 on gpu-0: ENGINE_DIED, signal 9"."""
+    facts = attempt.error.metadata
+    how = [f"{name.replace('_', ' ')} {facts[name]}" for name in ("signal", "exit_code") if name in facts]
+    return ", ".join([f"attempt {attempt.attempt} on {attempt.worker_id}: {attempt.error.reason}", *how])
+
+
 def _card(job: job_pb2.Job) -> RenderableType:
     from rich.markup import escape
     from rich.table import Table
@@ -247,12 +333,16 @@ def _card(job: job_pb2.Job) -> RenderableType:
         "deadline": format_time(job.deadline_at),
         "output": f"{output.content_type}, {format_bytes(output.size_bytes)}" if job.HasField("output") else "",
         "sha256": output.sha256,
+        "re-drive": escape(_relatives(job)),
         "error": f"[red]{escape(job.error.message)}[/] [dim]{job.error.reason}[/]" if job.HasField("error") else "",
     }
     table = Table.grid(padding=(0, 2))
     for label, value in facts.items():
         if value:
             table.add_row(f"[dim]{label}[/]", value)
+    for attempt in job.failed_attempts:
+        line = f"{_evidence(attempt)}, {format_time(attempt.happened_at)}: {attempt.error.message}"
+        table.add_row("[dim]failed[/]", escape(line))
     for item in output.engagements:
         table.add_row(f"[dim]{escape(item.knob)}[/]", escape(f"{item.engaged}  {item.reason}".strip()))
     return table

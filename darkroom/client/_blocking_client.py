@@ -107,6 +107,14 @@ class Client:
         """Ends a job and returns it. See `AsyncClient.cancel`."""
         return self._thread.run(self._client.cancel(job_id))
 
+    def list_dead(self, *, limit: int = 50) -> Sequence[job_pb2.Job]:
+        """Returns the newest dead jobs. See `AsyncClient.list_dead`."""
+        return self._thread.run(self._client.list_dead(limit=limit))
+
+    def redrive(self, job_id: str, *, request_id: str | None = None) -> job_pb2.Job:
+        """Submits a dead job once more and returns the new job. See `AsyncClient.redrive`."""
+        return self._thread.run(self._client.redrive(job_id, request_id=request_id))
+
     def watch(self, job_id: str, *, after_sequence: int = 0) -> Generator[job_pb2.JobEvent, None, None]:
         """Yields a job's state and then its events. See `AsyncClient.watch`."""
         return self._thread.iterate(self._client.watch(job_id, after_sequence=after_sequence))

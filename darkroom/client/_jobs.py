@@ -162,6 +162,31 @@ class JobMethods:
         ).job
         return job
 
+    async def list_dead(self, *, limit: int = 50) -> Sequence[job_pb2.Job]:
+        """Returns the newest dead jobs: tried too often, each with its evidence in `failed_attempts`."""
+        jobs: list[job_pb2.Job] = []
+        request = generation_service_pb2.ListDeadJobsRequest()
+        while len(jobs) < limit:
+            request.page_size = min(limit - len(jobs), PAGE_SIZE)
+            page = await self._connection.call_through_outages(self._connection.generation.ListDeadJobs, request)
+            jobs.extend(page.jobs)
+            request.page_token = page.next_page_token
+            if not page.next_page_token:
+                break
+        return jobs
+
+    async def redrive(self, job_id: str, *, request_id: str | None = None) -> job_pb2.Job:
+        """Submits a dead job once more and returns the new job. Repeating it returns the same one.
+
+        Raises:
+            NotDeadError: the job did not end as a dead one.
+        """
+        request = generation_service_pb2.RedriveJobRequest(job_id=job_id, request_id=request_id or str(uuid.uuid4()))
+        job: job_pb2.Job = (
+            await self._connection.call_through_outages(self._connection.generation.RedriveJob, request)
+        ).job
+        return job
+
     def watch(self, job_id: str, *, after_sequence: int = 0) -> AsyncGenerator[job_pb2.JobEvent, None]:
         """Yields a job's state and then its events up to the terminal state, resuming through outages.
 

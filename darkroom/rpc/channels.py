@@ -13,7 +13,7 @@ import grpc
 
 # Idempotent calls only, UNAVAILABLE only (AIP-194). Everything else is the application's decision.
 RETRIED_METHODS = (
-    ("darkroom.v1.GenerationService", ("GetJob", "ListJobs", "CancelJob")),
+    ("darkroom.v1.GenerationService", ("GetJob", "ListJobs", "CancelJob", "ListDeadJobs", "RedriveJob")),
     ("darkroom.v1.ModelService", ("ListModels", "GetModel", "PlanModel")),
     ("darkroom.v1.ClusterService", ("ListWorkers",)),
     ("darkroom.v1.PlannerService", ("Plan",)),

@@ -16,6 +16,7 @@
     │   ├── KernelFailedError                         KERNEL_FAILED         a kernel, compilation or quantisation failed
     │   ├── NoOutputError                             NO_OUTPUT             the job has no file
     │   ├── PoisonError                               POISON                the job ended its engine process again and again
+    │   ├── NotDeadError                              NOT_DEAD              only dead jobs are re-driven
     │   ├── InvalidCatalogueError                     INVALID_CATALOGUE     a file of model facts is wrong
     │   └── SourceRefusedError                        SOURCE_REFUSED        untrusted, gated or missing checkpoint
     ├── OffsetError              OUT_OF_RANGE         OFFSET_PAST_END
@@ -164,6 +165,10 @@ class NoOutputError(PreconditionError):
 
 class PoisonError(PreconditionError):
     reason = "POISON"
+
+
+class NotDeadError(PreconditionError):
+    reason = "NOT_DEAD"
 
 
 class InvalidCatalogueError(PreconditionError):

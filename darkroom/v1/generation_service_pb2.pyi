@@ -348,3 +348,92 @@ class GenerateResponse(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["part", b"part"]) -> typing.Literal["event", "chunk"] | None: ...
 
 global___GenerateResponse = GenerateResponse
+
+@typing.final
+class ListDeadJobsRequest(google.protobuf.message.Message):
+    """Asks for a page of dead jobs."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    page_size: builtins.int
+    """As in ListJobsRequest."""
+    page_token: builtins.str
+    """From the page before."""
+    def __init__(
+        self,
+        *,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+
+global___ListDeadJobsRequest = ListDeadJobsRequest
+
+@typing.final
+class ListDeadJobsResponse(google.protobuf.message.Message):
+    """A page of dead jobs."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOBS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    """Empty at the end."""
+    @property
+    def jobs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[darkroom.v1.job_pb2.Job]:
+        """Newest first."""
+
+    def __init__(
+        self,
+        *,
+        jobs: collections.abc.Iterable[darkroom.v1.job_pb2.Job] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["jobs", b"jobs", "next_page_token", b"next_page_token"]) -> None: ...
+
+global___ListDeadJobsResponse = ListDeadJobsResponse
+
+@typing.final
+class RedriveJobRequest(google.protobuf.message.Message):
+    """Asks for a dead job to be tried once more."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    """The dead job."""
+    request_id: builtins.str
+    """As in SubmitJobRequest."""
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        request_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "request_id", b"request_id"]) -> None: ...
+
+global___RedriveJobRequest = RedriveJobRequest
+
+@typing.final
+class RedriveJobResponse(google.protobuf.message.Message):
+    """The new job."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: builtins.int
+    @property
+    def job(self) -> darkroom.v1.job_pb2.Job:
+        """As it was accepted."""
+
+    def __init__(
+        self,
+        *,
+        job: darkroom.v1.job_pb2.Job | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["job", b"job"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job", b"job"]) -> None: ...
+
+global___RedriveJobResponse = RedriveJobResponse

@@ -70,6 +70,16 @@ class GenerationServiceStub(object):
                 request_serializer=darkroom_dot_v1_dot_generation__service__pb2.GenerateRequest.SerializeToString,
                 response_deserializer=darkroom_dot_v1_dot_generation__service__pb2.GenerateResponse.FromString,
                 _registered_method=True)
+        self.ListDeadJobs = channel.unary_unary(
+                '/darkroom.v1.GenerationService/ListDeadJobs',
+                request_serializer=darkroom_dot_v1_dot_generation__service__pb2.ListDeadJobsRequest.SerializeToString,
+                response_deserializer=darkroom_dot_v1_dot_generation__service__pb2.ListDeadJobsResponse.FromString,
+                _registered_method=True)
+        self.RedriveJob = channel.unary_unary(
+                '/darkroom.v1.GenerationService/RedriveJob',
+                request_serializer=darkroom_dot_v1_dot_generation__service__pb2.RedriveJobRequest.SerializeToString,
+                response_deserializer=darkroom_dot_v1_dot_generation__service__pb2.RedriveJobResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer(object):
@@ -126,6 +136,23 @@ class GenerationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListDeadJobs(self, request, context):
+        """Lists dead jobs, newest first: those that are not tried again because their engines died or their workers were lost
+        too often. Each carries its evidence in failed_attempts. A re-driven job is on this list no more.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RedriveJob(self, request, context):
+        """Submits a dead job once more, as a new job with the same request, seed and terms; the dead one stays as it ended and
+        names the new one. Repeating it returns the same new job. FAILED_PRECONDITION for a job that is not dead;
+        RESOURCE_EXHAUSTED as in SubmitJob.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -163,6 +190,16 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Generate,
                     request_deserializer=darkroom_dot_v1_dot_generation__service__pb2.GenerateRequest.FromString,
                     response_serializer=darkroom_dot_v1_dot_generation__service__pb2.GenerateResponse.SerializeToString,
+            ),
+            'ListDeadJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadJobs,
+                    request_deserializer=darkroom_dot_v1_dot_generation__service__pb2.ListDeadJobsRequest.FromString,
+                    response_serializer=darkroom_dot_v1_dot_generation__service__pb2.ListDeadJobsResponse.SerializeToString,
+            ),
+            'RedriveJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.RedriveJob,
+                    request_deserializer=darkroom_dot_v1_dot_generation__service__pb2.RedriveJobRequest.FromString,
+                    response_serializer=darkroom_dot_v1_dot_generation__service__pb2.RedriveJobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -355,6 +392,60 @@ class GenerationService(object):
             '/darkroom.v1.GenerationService/Generate',
             darkroom_dot_v1_dot_generation__service__pb2.GenerateRequest.SerializeToString,
             darkroom_dot_v1_dot_generation__service__pb2.GenerateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeadJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/darkroom.v1.GenerationService/ListDeadJobs',
+            darkroom_dot_v1_dot_generation__service__pb2.ListDeadJobsRequest.SerializeToString,
+            darkroom_dot_v1_dot_generation__service__pb2.ListDeadJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RedriveJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/darkroom.v1.GenerationService/RedriveJob',
+            darkroom_dot_v1_dot_generation__service__pb2.RedriveJobRequest.SerializeToString,
+            darkroom_dot_v1_dot_generation__service__pb2.RedriveJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

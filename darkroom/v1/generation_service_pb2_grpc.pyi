@@ -65,6 +65,23 @@ class GenerationServiceStub:
     ]
     """Submits, watches and downloads in one stream; dropping it cancels the job. The first message carries the job's id."""
 
+    ListDeadJobs: grpc.UnaryUnaryMultiCallable[
+        darkroom.v1.generation_service_pb2.ListDeadJobsRequest,
+        darkroom.v1.generation_service_pb2.ListDeadJobsResponse,
+    ]
+    """Lists dead jobs, newest first: those that are not tried again because their engines died or their workers were lost
+    too often. Each carries its evidence in failed_attempts. A re-driven job is on this list no more.
+    """
+
+    RedriveJob: grpc.UnaryUnaryMultiCallable[
+        darkroom.v1.generation_service_pb2.RedriveJobRequest,
+        darkroom.v1.generation_service_pb2.RedriveJobResponse,
+    ]
+    """Submits a dead job once more, as a new job with the same request, seed and terms; the dead one stays as it ended and
+    names the new one. Repeating it returns the same new job. FAILED_PRECONDITION for a job that is not dead;
+    RESOURCE_EXHAUSTED as in SubmitJob.
+    """
+
 class GenerationServiceAsyncStub:
     """Jobs: accepted once, ended once, never lost."""
 
@@ -111,6 +128,23 @@ class GenerationServiceAsyncStub:
         darkroom.v1.generation_service_pb2.GenerateResponse,
     ]
     """Submits, watches and downloads in one stream; dropping it cancels the job. The first message carries the job's id."""
+
+    ListDeadJobs: grpc.aio.UnaryUnaryMultiCallable[
+        darkroom.v1.generation_service_pb2.ListDeadJobsRequest,
+        darkroom.v1.generation_service_pb2.ListDeadJobsResponse,
+    ]
+    """Lists dead jobs, newest first: those that are not tried again because their engines died or their workers were lost
+    too often. Each carries its evidence in failed_attempts. A re-driven job is on this list no more.
+    """
+
+    RedriveJob: grpc.aio.UnaryUnaryMultiCallable[
+        darkroom.v1.generation_service_pb2.RedriveJobRequest,
+        darkroom.v1.generation_service_pb2.RedriveJobResponse,
+    ]
+    """Submits a dead job once more, as a new job with the same request, seed and terms; the dead one stays as it ended and
+    names the new one. Repeating it returns the same new job. FAILED_PRECONDITION for a job that is not dead;
+    RESOURCE_EXHAUSTED as in SubmitJob.
+    """
 
 class GenerationServiceServicer(metaclass=abc.ABCMeta):
     """Jobs: accepted once, ended once, never lost."""
@@ -172,5 +206,26 @@ class GenerationServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[darkroom.v1.generation_service_pb2.GenerateResponse], collections.abc.AsyncIterator[darkroom.v1.generation_service_pb2.GenerateResponse]]:
         """Submits, watches and downloads in one stream; dropping it cancels the job. The first message carries the job's id."""
+
+    @abc.abstractmethod
+    def ListDeadJobs(
+        self,
+        request: darkroom.v1.generation_service_pb2.ListDeadJobsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[darkroom.v1.generation_service_pb2.ListDeadJobsResponse, collections.abc.Awaitable[darkroom.v1.generation_service_pb2.ListDeadJobsResponse]]:
+        """Lists dead jobs, newest first: those that are not tried again because their engines died or their workers were lost
+        too often. Each carries its evidence in failed_attempts. A re-driven job is on this list no more.
+        """
+
+    @abc.abstractmethod
+    def RedriveJob(
+        self,
+        request: darkroom.v1.generation_service_pb2.RedriveJobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[darkroom.v1.generation_service_pb2.RedriveJobResponse, collections.abc.Awaitable[darkroom.v1.generation_service_pb2.RedriveJobResponse]]:
+        """Submits a dead job once more, as a new job with the same request, seed and terms; the dead one stays as it ended and
+        names the new one. Repeating it returns the same new job. FAILED_PRECONDITION for a job that is not dead;
+        RESOURCE_EXHAUSTED as in SubmitJob.
+        """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -4,10 +4,12 @@ isort:skip_file
 A job: one request on its way to exactly one terminal state."""
 
 import builtins
+import collections.abc
 import darkroom.v1.error_pb2
 import darkroom.v1.generation_pb2
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
+import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
@@ -77,6 +79,9 @@ class Job(google.protobuf.message.Message):
     FINISHED_AT_FIELD_NUMBER: builtins.int
     TERMS_FIELD_NUMBER: builtins.int
     DEADLINE_AT_FIELD_NUMBER: builtins.int
+    FAILED_ATTEMPTS_FIELD_NUMBER: builtins.int
+    REDRIVEN_AS_FIELD_NUMBER: builtins.int
+    REDRIVEN_FROM_FIELD_NUMBER: builtins.int
     id: builtins.str
     """Assigned at submit; sorts by time."""
     state: global___JobState.ValueType
@@ -87,6 +92,10 @@ class Job(google.protobuf.message.Message):
     """The worker that holds it or held it last."""
     last_sequence: builtins.int
     """Sequence number of its latest event."""
+    redriven_as: builtins.str
+    """The job that a re-drive of this dead one made; empty where there was none."""
+    redriven_from: builtins.str
+    """The dead job that this one is a re-drive of; empty where it is none."""
     @property
     def request(self) -> darkroom.v1.generation_pb2.GenerationRequest:
         """The request with every default filled in, the seed included."""
@@ -123,6 +132,10 @@ class Job(google.protobuf.message.Message):
     def deadline_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
         """When it fails unless it has ended before, by the job store's clock; absent without a deadline."""
 
+    @property
+    def failed_attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___FailedAttempt]:
+        """Attempts that a lost worker or a dead engine ended, oldest first: why it was tried again, or is tried no more."""
+
     def __init__(
         self,
         *,
@@ -140,11 +153,49 @@ class Job(google.protobuf.message.Message):
         finished_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         terms: global___JobTerms | None = ...,
         deadline_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        failed_attempts: collections.abc.Iterable[global___FailedAttempt] | None = ...,
+        redriven_as: builtins.str = ...,
+        redriven_from: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["created_at", b"created_at", "deadline_at", b"deadline_at", "error", b"error", "finished_at", b"finished_at", "output", b"output", "progress", b"progress", "request", b"request", "started_at", b"started_at", "terms", b"terms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempts", b"attempts", "created_at", b"created_at", "deadline_at", b"deadline_at", "error", b"error", "finished_at", b"finished_at", "id", b"id", "last_sequence", b"last_sequence", "output", b"output", "progress", b"progress", "request", b"request", "started_at", b"started_at", "state", b"state", "terms", b"terms", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempts", b"attempts", "created_at", b"created_at", "deadline_at", b"deadline_at", "error", b"error", "failed_attempts", b"failed_attempts", "finished_at", b"finished_at", "id", b"id", "last_sequence", b"last_sequence", "output", b"output", "progress", b"progress", "redriven_as", b"redriven_as", "redriven_from", b"redriven_from", "request", b"request", "started_at", b"started_at", "state", b"state", "terms", b"terms", "worker_id", b"worker_id"]) -> None: ...
 
 global___Job = Job
+
+@typing.final
+class FailedAttempt(google.protobuf.message.Message):
+    """The evidence of one attempt that ended without the job's end."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    WORKER_ID_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    HAPPENED_AT_FIELD_NUMBER: builtins.int
+    attempt: builtins.int
+    """Which attempt, from 1."""
+    worker_id: builtins.str
+    """Where."""
+    @property
+    def error(self) -> darkroom.v1.error_pb2.Error:
+        """What ended it. An engine that died tells "exit_code" or "signal" in the metadata."""
+
+    @property
+    def happened_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When, by the gateway's clock."""
+
+    def __init__(
+        self,
+        *,
+        attempt: builtins.int = ...,
+        worker_id: builtins.str = ...,
+        error: darkroom.v1.error_pb2.Error | None = ...,
+        happened_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "happened_at", b"happened_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "error", b"error", "happened_at", b"happened_at", "worker_id", b"worker_id"]) -> None: ...
+
+global___FailedAttempt = FailedAttempt
 
 @typing.final
 class JobTerms(google.protobuf.message.Message):

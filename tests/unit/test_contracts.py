@@ -50,7 +50,7 @@ def test_every_list_is_paged() -> None:
 def test_what_creates_a_job_takes_a_request_id() -> None:
     creating = [method for method in METHODS if method.full_name.startswith("darkroom.v1.GenerationService.")]
     takers = {method.name for method in creating if "request_id" in method.input_type.fields_by_name}
-    assert takers == {"SubmitJob", "Generate"}
+    assert takers == {"SubmitJob", "Generate", "RedriveJob"}
 
 
 def test_parameters_do_not_hide_in_maps() -> None:

@@ -16,7 +16,7 @@ from darkroom.client._loop_thread import LoopThread
 from darkroom.client.fakes._admission import admit, emoji_model, find_model
 from darkroom.client.fakes._job import FakeJob
 from darkroom.client.fakes._servicers import ClusterFake, GenerationFake, HealthFake, ModelFake
-from darkroom.rpc.errors import DarkroomError, RequestIdReusedError, UnknownJobError
+from darkroom.rpc.errors import DarkroomError, NotDeadError, RequestIdReusedError, UnknownJobError
 from darkroom.v1 import (
     cluster_service_pb2_grpc,
     generation_pb2,
@@ -108,6 +108,17 @@ class FakeGateway:
         job.task = asyncio.create_task(job.run(self.step_s, failure), name=job.record.id)
         if terms.HasField("deadline"):
             asyncio.get_running_loop().call_later(terms.deadline.ToNanoseconds() / 1e9, job.expire)
+        return job
+
+    def redrive(self, job_id: str) -> FakeJob:
+        """Makes a new job of a dead one, or returns the one that it was made into."""
+        dead = self.find_job(job_id)
+        if dead.record.redriven_as:
+            return self.jobs[dead.record.redriven_as]
+        if not dead.is_dead:
+            raise NotDeadError(f"job {job_id} is not dead")
+        job = self.submit(dead.record.request, "", dead.record.terms)
+        dead.record.redriven_as, job.record.redriven_from = job.record.id, job_id
         return job
 
     def find_job(self, job_id: str) -> FakeJob:

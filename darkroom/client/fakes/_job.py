@@ -15,6 +15,9 @@ from darkroom.client.fakes._paint import paint
 from darkroom.rpc.errors import CancelledError, DarkroomError, DeadlineError, error_to_message
 from darkroom.v1 import generation_pb2, job_pb2
 
+# How a dead job fails.
+DEADLY = ("POISON", "WORKER_LOST")
+
 
 class FakeJob:
     """One job from acceptance to its end."""
@@ -31,6 +34,11 @@ class FakeJob:
         self._grown = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
         self._tell_state()
+
+    @property
+    def is_dead(self) -> bool:
+        """True if it was tried too often, and not re-driven."""
+        return self.record.error.reason in DEADLY and not self.record.redriven_as
 
     async def run(self, step_s: float, failure: DarkroomError | None) -> None:
         """Goes through every phase, and ends with a picture or with the given failure."""

@@ -66,6 +66,19 @@ class GenerationFake(generation_service_pb2_grpc.GenerationServiceServicer):
             job.cancel()
             return generation_service_pb2.CancelJobResponse(job=job.record)
 
+    async def ListDeadJobs(self, request, context):  # type: ignore[no-untyped-def]
+        async with _answered(self._gateway, context):
+            dead = [job.record for job in reversed(self._gateway.jobs.values()) if job.is_dead]
+            start = int(request.page_token or 0)
+            end = start + min(request.page_size or DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
+            token = str(end) if end < len(dead) else ""
+            return generation_service_pb2.ListDeadJobsResponse(jobs=dead[start:end], next_page_token=token)
+
+    async def RedriveJob(self, request, context):  # type: ignore[no-untyped-def]
+        async with _answered(self._gateway, context):
+            job = self._gateway.redrive(request.job_id)
+            return generation_service_pb2.RedriveJobResponse(job=job.record)
+
     async def WatchJob(self, request, context):  # type: ignore[no-untyped-def]
         async with _answered(self._gateway, context):
             job = self._gateway.find_job(request.job_id)

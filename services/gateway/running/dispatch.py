@@ -135,4 +135,4 @@ class Dispatch:
         bound = settings.gateway_max_lost
         failed = error_to_message(final_error(lost, Verdict.LOST, bound))
         with contextlib.suppress(DarkroomError):
-            await self._means.jobs.requeue(claim, Setback.LOST, bound, failed)
+            await self._means.jobs.requeue(claim, Setback.LOST, bound, failed, error_to_message(lost))

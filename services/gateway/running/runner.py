@@ -152,7 +152,7 @@ class Runner:
             verdict = Verdict.RELEASE
         settings = self._means.settings
         bound = settings.gateway_max_deaths if verdict is Verdict.DEATH else settings.gateway_max_lost
-        failed = error_to_message(final_error(error, verdict, bound))
+        failed, cause = error_to_message(final_error(error, verdict, bound)), error_to_message(error)
         # Calls end with the deadline of their job: that is nobody's fault, and the store ends the job.
         is_late = self._claim.left_s == 0
         if verdict in WORKERS_FAULT and not is_late:
@@ -161,7 +161,8 @@ class Runner:
             self._seat.lost(error.message)
         else:
             await self._acknowledge()
-        await self._attempt.insist(lambda: self._means.jobs.requeue(self._claim, SETBACKS[verdict], bound, failed))
+        setback = SETBACKS[verdict]
+        await self._attempt.insist(lambda: self._means.jobs.requeue(self._claim, setback, bound, failed, cause))
 
     async def _acknowledge(self) -> None:
         """Lets the worker forget; it does so by itself in time where this does not reach it."""

@@ -127,6 +127,22 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             if not is_terminal(job) and not self.is_stopping:
                 self._cancel_later(job.id)
 
+    async def ListDeadJobs(
+        self, request: generation_service_pb2.ListDeadJobsRequest, context: Context
+    ) -> generation_service_pb2.ListDeadJobsResponse:
+        size = page_size(request.page_size, 50, 500)
+        found = await self._jobs.dead(read_token(request.page_token, "dead"), size + 1)
+        token = make_token(found[size - 1].id, "dead") if len(found) > size else ""
+        return generation_service_pb2.ListDeadJobsResponse(jobs=found[:size], next_page_token=token)
+
+    async def RedriveJob(
+        self, request: generation_service_pb2.RedriveJobRequest, context: Context
+    ) -> generation_service_pb2.RedriveJobResponse:
+        check_request_id(request.request_id)
+        job = await self._jobs.redrive(request.job_id, request.request_id.lower(), self._max_queued)
+        log.info("job_redriven", job_id=job.id, dead_job_id=request.job_id)
+        return generation_service_pb2.RedriveJobResponse(job=self._explained(job))
+
     async def close(self) -> None:
         """Waits for cancellations that dropped streams have left."""
         await asyncio.gather(*self._cancels, return_exceptions=True)

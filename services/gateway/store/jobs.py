@@ -10,12 +10,14 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import redis.asyncio as aioredis
 
 from darkroom.rpc.errors import (
     CancelledError,
     DeadlineError,
+    NotDeadError,
     QueueFullError,
     RequestIdReusedError,
     StaleTokenError,
@@ -107,16 +109,26 @@ class Jobs:
             terms.deadline.ToMilliseconds(),
             lasting=True,
         )
-        outcome = answer[0]
-        if outcome == b"reused":
-            text = (
-                f"request_id {request_id} was used with another request, for job {answer[1].decode()}; take a new one"
-            )
-            raise RequestIdReusedError(text, job_id=answer[1].decode())
-        if outcome == b"full":
-            text = f"{answer[1]} jobs wait already, which is the limit; try again later"
-            raise QueueFullError(text, retry_after_s=5.0, queued_jobs=answer[1], max_queued_jobs=max_queued)
-        return job_message(answer[1].decode(), fields_of(answer[2]))
+        return _accepted(answer, request_id, max_queued)
+
+    async def redrive(self, job_id: str, request_id: str, max_queued: int) -> job_pb2.Job:
+        """Makes a new job of a dead one, once; it is on disk when this returns.
+
+        Raises:
+            UnknownJobError: there is no such job.
+            NotDeadError: it did not end as a dead one.
+            RequestIdReusedError: another request had this id.
+            QueueFullError: too many jobs wait.
+        """
+        check_job_id(job_id)
+        suffix, digest = secrets.token_hex(6), f"redrive {job_id}"
+        answer = await self._scripts.call("redrive", job_id, suffix, request_id, digest, max_queued, lasting=True)
+        if answer[0] == b"missing":
+            raise unknown(job_id)
+        if answer[0] == b"not dead":
+            text = f"job {job_id} is not dead; `darkroom jobs dead` lists what can be re-driven"
+            raise NotDeadError(text, job_id=job_id, state=job_pb2.JobState.Name(int(answer[1])))  # type: ignore[arg-type]
+        return _accepted(answer, request_id, max_queued)
 
     async def get(self, job_id: str) -> job_pb2.Job:
         """Returns a job. Raises UnknownJobError."""
@@ -134,11 +146,18 @@ class Jobs:
 
     async def newest(self, states: Iterable[int], below: str, count: int) -> list[job_pb2.Job]:
         """Returns up to `count` jobs in any of `states` whose ids sort below `below` ("" for all), newest first."""
+        return await self._listed([keys.in_state(state) for state in states], below, count)
+
+    async def dead(self, below: str, count: int) -> list[job_pb2.Job]:
+        """Returns up to `count` dead jobs whose ids sort below `below` ("" for all), newest first."""
+        return await self._listed([keys.DEAD], below, count)
+
+    async def _listed(self, lists: Sequence[str], below: str, count: int) -> list[job_pb2.Job]:
         top = f"({below}" if below else "+"
         with answered():
             async with self._client.pipeline(transaction=True) as pipe:
-                for state in states:
-                    pipe.zrange(keys.in_state(state), top, "-", desc=True, bylex=True, offset=0, num=count)
+                for key in lists:
+                    pipe.zrange(key, top, "-", desc=True, bylex=True, offset=0, num=count)
                 found = await pipe.execute()
             ids = sorted({job_id.decode() for page in found for job_id in page}, reverse=True)[:count]
             async with self._client.pipeline(transaction=False) as pipe:
@@ -226,10 +245,18 @@ class Jobs:
         state = job_pb2.JOB_STATE_CANCELLED if is_cancel else job_pb2.JOB_STATE_FAILED
         await self._finish(claim, state, b"", error.SerializeToString())
 
-    async def requeue(self, claim: Claim, setback: Setback, bound: int, failed: error_pb2.Error) -> None:
+    async def requeue(
+        self,
+        claim: Claim,
+        setback: Setback,
+        bound: int,
+        failed: error_pb2.Error,
+        cause: error_pb2.Error | None = None,
+    ) -> None:
         """Gives the job back to the queue, or fails it with `failed` when `setback` happened `bound` times.
 
         A job that somebody wants cancelled, or whose deadline has passed, ends so instead.
+        `cause` is kept as the evidence of this attempt.
 
         Raises:
             StaleTokenError: a newer claim has the job.
@@ -243,6 +270,7 @@ class Jobs:
             CANCELLED.SerializeToString(),
             failed.SerializeToString(),
             LATE.SerializeToString(),
+            _evidence(claim, cause or failed),
             lasting=True,
         )
         if answer[0] in (b"stale", b"missing"):
@@ -355,6 +383,25 @@ def digest_of(request: generation_pb2.GenerationRequest, terms: job_pb2.JobTerms
     """Returns what two equal requests under equal terms share."""
     both = (request.SerializeToString(deterministic=True), terms.SerializeToString(deterministic=True))
     return hashlib.sha256(b"".join(both)).hexdigest()
+
+
+def _accepted(answer: Sequence[Any], request_id: str, max_queued: int) -> job_pb2.Job:
+    """Returns the job that a script accepted, or raises why it did not."""
+    outcome = answer[0]
+    if outcome == b"reused":
+        text = f"request_id {request_id} was used with another request, for job {answer[1].decode()}; take a new one"
+        raise RequestIdReusedError(text, job_id=answer[1].decode())
+    if outcome == b"full":
+        text = f"{answer[1]} jobs wait already, which is the limit; try again later"
+        raise QueueFullError(text, retry_after_s=5.0, queued_jobs=answer[1], max_queued_jobs=max_queued)
+    return job_message(answer[1].decode(), fields_of(answer[2]))
+
+
+def _evidence(claim: Claim, cause: error_pb2.Error) -> bytes:
+    job = job_pb2.Job()
+    attempt = job.failed_attempts.add(attempt=claim.job.attempts, worker_id=claim.job.worker_id, error=cause)
+    attempt.happened_at.GetCurrentTime()
+    return job.SerializeToString()
 
 
 def _guard(claim: Claim) -> tuple[str, int]:

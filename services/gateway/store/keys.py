@@ -21,13 +21,15 @@ One server, not a cluster: scripts derive names from ids.
 | darkroom:worker:ID | hash job, token | while a job runs on it | one job a worker, whoever claims |
 | darkroom:operator:ID | string token | at most one lease | an operator's load holds the worker like a job |
 | darkroom:state:N | zset by name | until retention ends | ids of the jobs in state N: lists |
+| darkroom:dead | zset by name | until re-driven or forgotten | ids of the jobs that are tried no more: dead letters |
 | darkroom:finished | zset by server ms | until retention ends | when retention ends |
 | darkroom:bell | channel | - | wakes gateways: `q` queue, `e:ID` event, `c:ID` stop, `l` leases, `d` deadline |
 
 Fields of a job: request, terms, created_ms, queued_ms, started_ms, finished_ms, deadline_ms, state, attempts, worker,
-seq, state_seq, progress, output, bytes (of the output's file), error, order, kind, request_id. Never shown: token (of
-the newest claim), run and run_seq (name of the run on the worker and its last event kept here), cancel (asked for),
-lost and deaths (how often a worker was lost, an engine died), terminal_writes (never above 1).
+seq, state_seq, progress, output, bytes (of the output's file), error, order, kind, request_id, redriven_as,
+redriven_from, failed_attempts (messages, one after the other). Never shown: token (of the newest claim), run and
+run_seq (name of the run on the worker and its last event kept here), cancel (asked for), lost and deaths (how often a
+worker was lost, an engine died), terminal_writes (never above 1).
 Protobuf values are opaque bytes to Redis; times are the server's clock in milliseconds.
 """
 
@@ -37,6 +39,7 @@ OUTPUTS = f"{PREFIX}outputs"
 SINCE = f"{PREFIX}since"
 QUEUE = f"{PREFIX}queue"
 LEASES = f"{PREFIX}leases"
+DEAD = f"{PREFIX}dead"
 BELL = f"{PREFIX}bell"
 
 

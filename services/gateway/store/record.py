@@ -60,6 +60,10 @@ def job_message(job_id: str, fields: Fields) -> job_pb2.Job:
     for name in ("terms", "progress", "output", "error"):
         if data := fields.get(name.encode()):
             getattr(job, name).ParseFromString(data)
+    job.redriven_as = fields.get(b"redriven_as", b"").decode()
+    job.redriven_from = fields.get(b"redriven_from", b"").decode()
+    if attempts := fields.get(b"failed_attempts"):
+        job.MergeFromString(attempts)
     set_time(job.created_at, fields.get(b"created_ms", b""))
     set_time(job.started_at, fields.get(b"started_ms", b""))
     set_time(job.finished_at, fields.get(b"finished_ms", b""))

@@ -41,7 +41,7 @@ def test_help_does_not_import_grpc() -> None:
 @pytest.mark.parametrize(
     "command",
     ["", "generate", "models", "plan", "status", "up", "demo", "jobs"]
-    + [f"jobs {name}" for name in ("list", "show", "watch", "save", "cancel")],
+    + [f"jobs {name}" for name in ("list", "show", "watch", "save", "cancel", "dead", "redrive")],
 )
 def test_every_help_teaches_by_example(darkroom: Command, command: str) -> None:
     ran = darkroom(*command.split(), "--help")
@@ -157,3 +157,27 @@ def test_a_reader_that_leaves_early_sees_no_traceback(gateway: FakeGateway) -> N
     command = f"{sys.executable} -m darkroom.cli models --json -a {gateway.address} | true"
     ran = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=ROOT, check=False)
     assert "Traceback" not in ran.stderr
+
+
+def test_dead_jobs_are_listed_shown_and_tried_again(darkroom: Command, gateway: FakeGateway) -> None:
+    assert "no dead jobs" in darkroom("jobs", "dead").err
+    gateway.fail_next(errors.PoisonError("the engine process ended 2 times while it worked on this job"))
+    failed = darkroom("generate", "a cat")
+    assert "darkroom jobs redrive" in failed.err
+    (job,) = gateway.jobs.values()
+    died = errors.EngineDiedError("the engine process was ended by SIGKILL", signal="SIGKILL", exit_code=-9)
+    job.record.failed_attempts.add(attempt=1, worker_id="gpu-0", error=errors.error_to_message(died))
+    evidence = "attempt 1 on gpu-0: ENGINE_DIED, signal SIGKILL, exit code -9"
+    dead = darkroom("jobs", "dead").out
+    assert job.record.id in dead
+    assert evidence in dead
+    assert json.loads(darkroom("jobs", "dead", "--json").out)[0]["failed_attempts"][0]["worker_id"] == "gpu-0"
+    assert evidence in darkroom("jobs", "show", job.record.id).out
+    again = darkroom("jobs", "redrive", job.record.id).out.strip()
+    assert gateway.jobs[again].record.redriven_from == job.record.id
+    assert darkroom("jobs", "redrive", job.record.id).out.strip() == again
+    assert f"of {job.record.id}" in darkroom("jobs", "show", again).out
+    assert "no dead jobs" in darkroom("jobs", "dead").err
+    alive = darkroom("jobs", "redrive", again)
+    assert alive.exit_code == 1
+    assert "`darkroom jobs dead` lists what can be re-driven." in alive.err

@@ -12,6 +12,7 @@ import redis.asyncio as aioredis
 
 from darkroom.rpc.errors import (
     DeadlineError,
+    NotDeadError,
     QueueFullError,
     RequestIdReusedError,
     StaleTokenError,
@@ -190,6 +191,60 @@ async def test_setbacks_are_charged_by_their_kind(jobs: Jobs) -> None:
     await jobs.requeue(await claim(jobs), Setback.DEATH, 2, FAILED)
     got = await jobs.get(job.id)
     assert (got.state, got.attempts, got.error.reason) == (job_pb2.JOB_STATE_FAILED, 6, "POISON")
+
+
+async def a_dead_job(jobs: Jobs) -> job_pb2.Job:
+    job = await submit(jobs)
+    cause = error_pb2.Error(code=14, reason="ENGINE_DIED", message="by signal 9", metadata={"signal": "SIGKILL"})
+    for number in range(2):
+        await jobs.requeue(await claim(jobs, f"w{number}"), Setback.DEATH, 2, FAILED, cause)
+    return await jobs.get(job.id)
+
+
+async def test_a_dead_job_is_listed_with_its_evidence_and_re_driven_once(jobs: Jobs, client: aioredis.Redis) -> None:
+    bystander = await submit(jobs)
+    await jobs.requeue(await claim(jobs), Setback.LOST, 16, FAILED)
+    await jobs.fail(await claim(jobs), FAILED)
+    dead = await a_dead_job(jobs)
+    assert [job.id for job in await jobs.dead("", 10)] == [dead.id]
+    assert [
+        (attempt.attempt, attempt.worker_id, attempt.error.metadata["signal"]) for attempt in dead.failed_attempts
+    ] == [(1, "w0", "SIGKILL"), (2, "w1", "SIGKILL")]
+    assert dead.failed_attempts[0].happened_at.seconds > 0
+    assert [attempt.error.reason for attempt in (await jobs.get(bystander.id)).failed_attempts] == ["POISON"]
+    made = await asyncio.gather(*(jobs.redrive(dead.id, "", 100) for _ in range(20)))
+    assert len({job.id for job in made}) == 1
+    assert (made[0].request, made[0].redriven_from, made[0].attempts) == (dead.request, dead.id, 0)
+    after = await jobs.get(dead.id)
+    assert (after.state, after.error, after.redriven_as) == (dead.state, dead.error, made[0].id)
+    assert await jobs.dead("", 10) == []
+    assert (await claim(jobs)).job.id == made[0].id
+    for wrong in (bystander.id, made[0].id):
+        with pytest.raises(NotDeadError):
+            await jobs.redrive(wrong, "", 100)
+    with pytest.raises(UnknownJobError):
+        await jobs.redrive("0" * 24, "", 100)
+    assert await client.hget(f"darkroom:job:{dead.id}", "terminal_writes") == b"1"
+
+
+async def test_a_re_drive_keeps_to_its_request_id_and_to_the_queues_bound(jobs: Jobs) -> None:
+    dead, other = await a_dead_job(jobs), await a_dead_job(jobs)
+    request_id = str(uuid.UUID(int=5))
+    with pytest.raises(QueueFullError):
+        await jobs.redrive(dead.id, request_id, 0)
+    made = await jobs.redrive(dead.id, request_id, 100)
+    assert (await jobs.redrive(dead.id, request_id, 0)).id == made.id
+    with pytest.raises(RequestIdReusedError):
+        await jobs.redrive(other.id, request_id, 100)
+    with pytest.raises(RequestIdReusedError):
+        await submit(jobs, request_id=request_id)
+
+
+async def test_a_dead_job_is_forgotten_like_any_other(jobs: Jobs, client: aioredis.Redis) -> None:
+    await a_dead_job(jobs)
+    await asyncio.sleep(0.02)
+    assert len(await jobs.expire(0.01, 10)) == 1
+    assert not await client.exists("darkroom:dead")
 
 
 async def test_a_job_that_goes_back_keeps_its_place_and_any_worker_takes_it(jobs: Jobs) -> None:

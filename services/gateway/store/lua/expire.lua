@@ -17,6 +17,7 @@ for place = 1, #ended, 2 do
   if known[3] then bytes = redis.call('DECRBY', P .. 'output_bytes', known[3]) end
   redis.call('DEL', job_key(id), P .. 'events:' .. id)
   redis.call('ZREM', P .. 'finished', id)
+  redis.call('ZREM', P .. 'dead', id)
   ids[#ids + 1] = id
 end
 return ids

@@ -94,4 +94,37 @@ local function next_token() return whole(redis.call('INCR', P .. 'token')) end
 
 local function lease(id, lease_ms) redis.call('ZADD', P .. 'leases', now_ms() + tonumber(lease_ms), id) end
 
+-- What was answered to the first submit with this request id; nil where there was none.
+local function answer_before(request_id, digest)
+  if request_id == '' then return nil end
+  local first = redis.call('HMGET', P .. 'request:' .. request_id, 'job', 'digest')
+  if not first[1] then return nil end
+  if first[2] ~= digest then return {'reused', first[1]} end
+  return {'known', first[1], redis.call('HGETALL', job_key(first[1]))}
+end
+
+-- Makes a job that waits: record, queue entry, idempotency key. Returns its id.
+local function accept(job)
+  local now = now_ms()
+  local id = string.format('%012x', now) .. job.suffix
+  local order = redis.call('INCR', P .. 'order')
+  redis.call('HSET', job_key(id), 'request', job.request, 'created_ms', whole(now), 'queued_ms', whole(now), 'attempts',
+    '0', 'order', whole(order), 'kind', job.kind, 'request_id', job.request_id)
+  if job.terms ~= '' then redis.call('HSET', job_key(id), 'terms', job.terms) end
+  if job.deadline_ms > 0 then
+    local deadline = whole(now + job.deadline_ms)
+    redis.call('HSET', job_key(id), 'deadline_ms', deadline)
+    redis.call('ZADD', P .. 'deadlines', deadline, id)
+    if redis.call('ZRANK', P .. 'deadlines', id) == 0 then ring('d') end
+  end
+  if job.request_id ~= '' then
+    redis.call('HSET', P .. 'request:' .. job.request_id, 'job', id, 'digest', job.digest)
+  end
+  redis.call('ZADD', P .. 'queue', order, id)
+  redis.call('ZADD', P .. 'queue:' .. job.kind, order, id)
+  enter(id, QUEUED)
+  ring('q')
+  return id
+end
+
 local function record(id) return redis.call('HGETALL', job_key(id)) end
