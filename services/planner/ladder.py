@@ -84,6 +84,8 @@ def _obstacle(question: Question, scheme: Scheme, role: Role, is_asked_for: bool
     for denial in question.variant.denials:
         if denial.role == role and scheme in denial.schemes and not (denial.is_advice and is_asked_for):
             return reason("SCHEME_DENIED", f"{name} is denied for {question.variant.name}: {denial.reason}.")
+    if not _takes_any(question, scheme, role):
+        return reason("NOTHING_TO_QUANTISE", f"{name} takes no layer of {question.variant.name}: all are too small.")
     if lack := _missing_recipe(question, scheme, role):
         return reason("NO_RECIPE", f"{name} has no recipe for {lack}.")
     if role == DENOISER and question.wishes.adapters and scheme not in BAKEABLE:
@@ -93,6 +95,12 @@ def _obstacle(question: Question, scheme: Scheme, role: Role, is_asked_for: bool
     if question.device.is_assumed:
         return _capability_obstacle(question, name, rule.least_capability)
     return _probe_obstacle(question.device, scheme)
+
+
+def _takes_any(question: Question, scheme: Scheme, role: Role) -> bool:
+    parts = [part for part in question.variant.components.values() if part.role == role]
+    counted = [question.catalogue.weights[part.architecture].schemes.get(scheme) for part in parts]
+    return any(item is not None and item.num_tensors for item in counted)
 
 
 def _missing_recipe(question: Question, scheme: Scheme, role: Role) -> str:

@@ -165,7 +165,7 @@ def test_text_encoders_and_vae_are_cast_as_asked_or_refused_with_the_reason() ->
     assert ".layers.27." in blocks.exclude_names
     with pytest.raises(PlanRefusedError, match=r"int8 has no recipe for t5-xxl"):
         answer("flux.1-dev", CATALOGUE.device("h100"), text_encoder_scheme=INT8)
-    with pytest.raises(PlanRefusedError, match=r"no recipe for wan2\.1-vae"):
+    with pytest.raises(PlanRefusedError, match=r"takes no layer|no recipe for wan2\.1-vae"):
         answer("wan2.2-t2v-a14b", CATALOGUE.device("h100"), vae_scheme=STORAGE)  # it stays float32
     with pytest.raises(PlanRefusedError, match="asked for or not"):
         answer("ltx-2", CATALOGUE.device("h100"), text_encoder_scheme=FP8)
@@ -177,6 +177,13 @@ def test_the_step_ratio_is_the_familys_own_where_it_was_measured() -> None:
     unknown = answer("flux.1-dev", CATALOGUE.device("a100-80gb")).plan.step
     assert (unknown.ratio, unknown.is_measured) == (0, False)
     assert "nobody measured" in unknown.source
+
+
+def test_a_scheme_that_would_change_nothing_is_refused() -> None:
+    host = cpu(16)
+    host.probes.add(scheme=MXFP8, works=True)
+    with pytest.raises(PlanRefusedError, match="mxfp8 takes no layer of emoji"):
+        answer("emoji", host, scheme=MXFP8)
 
 
 def test_a_scheme_that_can_not_be_streamed_is_refused_where_streaming_is_asked_for() -> None:
