@@ -71,6 +71,13 @@ class Outputs:
         for name in list(names):
             name.unlink(missing_ok=True)
 
+    def delete_others(self, job_id: str, counter: int) -> None:
+        """Removes the files of all claims but one."""
+        kept = self.path(job_id, counter)
+        for name in list(kept.parent.glob(f"{job_id}-*")):
+            if name != kept:
+                name.unlink(missing_ok=True)
+
     def old_files(self, count: int) -> Iterator[list[tuple[str, int]]]:
         """Yields finished files that are old enough to be judged, `count` at a time: each its job and its counter."""
         names = (path.name for path in self._folder.glob("[0-9a-f][0-9a-f]/*") if _is_old(path))
@@ -156,14 +163,20 @@ class Draft:
         if self._size != output.size_bytes or self._hash.hexdigest() != output.sha256:
             text = f"{self._size} bytes with SHA-256 {self._hash.hexdigest()} came, {output.size_bytes} with "
             raise BrokenOutputError(f"{text}{output.sha256 or 'none'} were announced")
+        settling = asyncio.create_task(asyncio.to_thread(self._settle))
         try:
-            await asyncio.to_thread(self._settle)
+            await asyncio.shield(settling)
+        except asyncio.CancelledError:
+            # The thread goes on; whoever deletes the file of a lost job must come after it.
+            await asyncio.wait([settling])
+            raise
         except OSError as full:
             raise DiskFullError(f"the output can't be stored: {full.strerror}", path=self._final.parent) from full
 
     def discard(self) -> None:
         """Forgets a file that was not committed."""
-        self._file.close()
+        with contextlib.suppress(OSError):  # what it still held does not fit on the disk: so be it
+            self._file.close()
         self._unfinished.unlink(missing_ok=True)
 
     def _settle(self) -> None:

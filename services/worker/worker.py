@@ -22,6 +22,7 @@ from darkroom.rpc.errors import (
     DarkroomError,
     DrainingError,
     InvalidRequestError,
+    NotLoadedError,
     StaleTokenError,
     UnknownJobError,
 )
@@ -206,6 +207,10 @@ class Worker:
         return None
 
     def _begin_run(self, request: worker_service_pb2.WorkerServiceGenerateRequest, admission: Admission) -> Run:
+        if request.after_sequence > 0:
+            # Whoever saw events of a run wants that run, not another one of the same name.
+            text = f"this worker no longer has run {request.run_id!r}"
+            raise NotLoadedError(text, run_id=request.run_id)
         loaded = self._device.loaded
         is_loading = self._load is not None and not self._load.is_over
         if not is_loading and (loaded is None or loaded.plan.model != request.model):

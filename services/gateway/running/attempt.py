@@ -67,7 +67,8 @@ class Attempt:
         # Last event of the run that this gateway has seen.
         self._sequence = claim.run_sequence
         self._output: generation_pb2.Output | None = None
-        self._has_attached = False
+        # A run that told something once is not begun anew by whoever adopts it: if the worker lost it, that is a loss.
+        self._has_attached = claim.is_adopted and claim.run_sequence > 0
         # True while the worker has the job, so that a cancel must go there.
         self.is_on_worker = False
 
@@ -87,8 +88,8 @@ class Attempt:
         try:
             output = await self._output_by_any_plan(draft)
             self._keep(0, self._truth.of_run(generation_pb2.Progress(phase=generation_pb2.PHASE_SAVING, fraction=1)))
-            await draft.commit(output)
             await self._journal.flush()
+            await draft.commit(output)
             return output
         finally:
             draft.discard()

@@ -84,8 +84,11 @@ class Runner:
                     owned_task(self._obey(), f"obey-{job.id}"),
                 ):
                     await self._end(await self._outcome())
-            except (StaleTokenError, StoreUnavailableError) as lost:
+            except StoreUnavailableError as lost:
                 log.warning("job_abandoned", reason=lost.reason)
+            except StaleTokenError as lost:
+                log.warning("job_abandoned", reason=lost.reason)
+                await self._delete_orphan()
 
     def hand_over(self) -> None:
         """Stops driving; another gateway adopts the job at once, and the worker goes on meanwhile."""
@@ -122,6 +125,8 @@ class Runner:
         )
         self._seat.went_well(job.id)
         await self._acknowledge()
+        # Of a gateway that stored the file and lost the job before it could say so.
+        self._means.outputs.delete_others(job.id, token.counter)
 
     async def _end(self, error: DarkroomError | None) -> None:
         """Leaves the job as it should be left."""
@@ -144,6 +149,7 @@ class Runner:
         log.warning("job_failed", reason=error.reason)
         await self._attempt.insist(lambda: self._means.jobs.fail(self._claim, error_to_message(error)))
         await self._acknowledge()
+        self._means.outputs.delete_others(self._claim.job.id, self._claim.token.counter)
 
     async def _set_back(self, error: DarkroomError, verdict: Verdict) -> None:
         log.warning("attempt_ended", reason=error.reason, verdict=verdict.name, message=error.message)
@@ -157,12 +163,21 @@ class Runner:
         is_late = self._claim.left_s == 0
         if verdict in WORKERS_FAULT and not is_late:
             self._seat.went_wrong()
-        if isinstance(error, WorkerLostError) and not is_late:
+        is_gone = isinstance(error, WorkerLostError) and not is_late
+        if is_gone:
             self._seat.lost(error.message)
-        else:
-            await self._acknowledge()
         setback = SETBACKS[verdict]
         await self._attempt.insist(lambda: self._means.jobs.requeue(self._claim, setback, bound, failed, cause))
+        # Not before: if the store is away now, whoever adopts the job must find how its run ended.
+        if not is_gone:
+            await self._acknowledge()
+
+    async def _delete_orphan(self) -> None:
+        """Deletes what this claim has stored, unless it won after all and its answer was lost: the store knows."""
+        job, token = self._claim.job, self._claim.token
+        with contextlib.suppress(DarkroomError):
+            if await self._means.jobs.file_token(job.id) != token.counter:
+                self._means.outputs.delete(job.id, token.counter)
 
     async def _acknowledge(self) -> None:
         """Lets the worker forget; it does so by itself in time where this does not reach it."""
