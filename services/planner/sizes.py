@@ -78,7 +78,8 @@ class Bytes:
         Args:
             scheme: of the denoisers.
             text_scheme: of the text encoders.
-            visits_dense: the dense denoisers visit the device, one after the other, to be quantised there.
+            visits_dense: dense layers visit the device one by one, to be quantised there; with adapters to bake, each
+                denoiser visits it whole.
         """
         key = (scheme, text_scheme, visits_dense)
         if key not in self._weights:
@@ -98,8 +99,14 @@ class Bytes:
             text_layer=self._text_layer,
             denoiser_layer=self._denoiser_layer,
             streamed_denoiser=self._streamed_denoiser,
-            loading=all_denoisers - expert + self._dense_expert if visits_dense else 0,
+            loading=self._loading(all_denoisers, expert) if visits_dense else 0,
         )
+
+    def _loading(self, all_denoisers: int, expert: int) -> int:
+        """Returns the peak while quantising: what is done already, and what is still dense on the device."""
+        if any(adapter.weight for adapter in self._question.wishes.adapters):
+            return all_denoisers - expert + self._dense_expert
+        return all_denoisers + self._denoiser_layer
 
     def _counted(self, component: Component) -> Counted:
         return self._question.catalogue.weights[component.architecture]

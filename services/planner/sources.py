@@ -1,6 +1,6 @@
 """Sources: where the weights of a candidate can be read from, what is at hand first, and what the rest would cost.
 
-Knows nothing of memory on the device but one thing: a dense denoiser that is quantised after loading visits it whole.
+Knows nothing of memory on the device but one thing: dense weights that are quantised after loading visit it.
 Invariant: an artifact serves the base it was made of, or one whose component is byte-identical; several experts come
 from one place or not at all.
 """

@@ -44,12 +44,11 @@ def test_its_dense_fallback_has_a_budget_of_its_own() -> None:
     dense = next(item.plan for item in answer.fallbacks if item.trigger == SOURCE_FAILED)
     assert dense.source.kind == QUANTISE
     load = next(stage for stage in dense.memory.stages if stage.stage == plan_pb2.MEMORY_STAGE_LOAD)
-    assert load.weight_bytes == 11_901_408_320 * 2
+    # Layers are quantised one by one: the largest, 3072×18432 with its bias, is dense on the device for a moment.
+    assert load.weight_bytes == denoiser(dense).weight_bytes + (3072 * 18432 + 18432) * 2
     assert dense.memory.required_bytes <= dense.memory.limit_bytes
-    # On 16 GB the dense transformer does not fit while it is quantised: what follows is stored instead.
-    small = ask("flux.1-dev", "rtx-4080").plan
-    after = next(item.plan for item in small.fallbacks if item.trigger == SOURCE_FAILED)
-    assert after.source.kind == DENSE
+    # The 23.8 GB of dense shards are to be fetched now.
+    assert dense.source.fetch_bytes > 23_802_816_640
 
 
 def test_what_the_builder_has_goes_before_what_the_hub_has() -> None:
