@@ -72,6 +72,7 @@ class Runner:
         self._stop_wanted = asyncio.Event()
         self._body: asyncio.Task[None] | None = None
         self._stopped: Stop | None = None
+        self._has_succeeded = False
 
     async def run(self) -> None:
         """Drives the job. Returns when it is no longer this gateway's."""
@@ -123,10 +124,11 @@ class Runner:
         log.info(
             "job_succeeded", size_bytes=output.size_bytes, engine_s=output.engine_time.ToTimedelta().total_seconds()
         )
-        self._seat.went_well(job.id)
-        await self._acknowledge()
+        self._has_succeeded = True
         # Of a gateway that stored the file and lost the job before it could say so.
         self._means.outputs.delete_others(job.id, token.counter)
+        self._seat.went_well(job.id)
+        await self._acknowledge()
 
     async def _end(self, error: DarkroomError | None) -> None:
         """Leaves the job as it should be left."""
@@ -210,6 +212,7 @@ class Runner:
         return error_from_message(LATE if self._wish is Wish.DEADLINE else CANCELLED)
 
     def _stop(self, why: Stop) -> None:
-        if self._stopped is None and self._body is not None and not self._body.done():
+        # A lease that ends with its job is not lost.
+        if self._stopped is None and not self._has_succeeded and self._body is not None and not self._body.done():
             self._stopped = why
             self._body.cancel()

@@ -123,9 +123,11 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             if job.state == job_pb2.JOB_STATE_SUCCEEDED:
                 async for chunk in self._chunks(job, 0):
                     yield generation_service_pb2.GenerateResponse(chunk=chunk)
-        finally:
+        except (asyncio.CancelledError, GeneratorExit):
+            # Nothing else is a drop: where the store is away the stream ends, and the client resumes by WatchJob.
             if not is_terminal(job) and not self.is_stopping:
                 self._cancel_later(job.id)
+            raise
 
     async def ListDeadJobs(
         self, request: generation_service_pb2.ListDeadJobsRequest, context: Context
