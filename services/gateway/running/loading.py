@@ -17,8 +17,10 @@ from darkroom.v1 import device_pb2, plan_pb2, planner_service_pb2, worker_pb2, w
 from services.gateway.workers.client import PlannerClient
 from services.gateway.workers.seat import Seat
 
-# Parts of a plan that explain it and change with the moment's memory; two plans that differ only here run the same.
-EXPLAINING = ("memory", "reasons", "fallbacks", "workload", "idle", "wants_settled_reading")
+# Parts of a plan that explain it and change with the moment; two plans that differ only here run the same.
+EXPLAINING = ("memory", "reasons", "fallbacks", "workload", "idle", "step", "wants_settled_reading")
+# What a source costs changes as soon as it was fetched; what it is does not.
+COSTS = ("fetch_bytes", "size_bytes", "transient_bytes", "steady_bytes")
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,12 @@ async def ensure_loaded(
     inspection = await seat.client.inspect(need.model, need.left_s)
     if inspection.problem:
         raise SourceRefusedError(inspection.problem, model=need.model)
-    plan = await _plan(planner, need, seat.status.device, inspection)
     loaded = seat.loaded_plan
-    if loaded is not None and _is_satisfied(plan, loaded):
+    plan = None
+    if loaded is not None and seat.knows(need.kind):
+        plan = await _held(planner, need, seat.status.device, loaded)
+    plan = plan or await _plan(planner, need, seat.status.device, inspection)
+    if loaded is not None and is_satisfied(plan, loaded):
         seat.remember_cover(need.kind, plan.workload)
         yield worker_pb2.LoadEvent(loaded=seat.status.loaded)
         return
@@ -139,8 +144,19 @@ async def _plan(
     raise NothingFitsError(f"{need.model} does not fit {device.name or device.id}: {tried}", model=need.model)
 
 
-def _is_satisfied(plan: plan_pb2.Plan, loaded: plan_pb2.Plan) -> bool:
-    """True if `loaded` is what `plan` would load, or one of the fallbacks that it would come to."""
+async def _held(
+    planner: PlannerClient, need: Need, device: device_pb2.Device, loaded: plan_pb2.Plan
+) -> plan_pb2.Plan | None:
+    """Returns the loaded plan as it holds this workload, None where it does not."""
+    request = planner_service_pb2.PlanRequest(
+        model=need.model, device=device, preferences=need.preferences, workload=need.workload, loaded=loaded
+    )
+    answer = await planner.ask(request, need.left_s)
+    return answer.plan if answer.HasField("plan") else None
+
+
+def is_satisfied(plan: plan_pb2.Plan, loaded: plan_pb2.Plan) -> bool:
+    """Tells whether `loaded` is what `plan` would load, or one of the fallbacks that it would come to."""
     wanted = _essence(loaded)
     return any(_essence(candidate) == wanted for candidate in (plan, *(item.plan for item in plan.fallbacks)))
 
@@ -150,4 +166,7 @@ def _essence(plan: plan_pb2.Plan) -> bytes:
     bare.CopyFrom(plan)
     for name in EXPLAINING:
         bare.ClearField(name)  # type: ignore[arg-type]
+    for source in (bare.source, *(part.source for part in bare.components if part.HasField("source"))):
+        for name in COSTS:
+            source.ClearField(name)  # type: ignore[arg-type]
     return bare.SerializeToString(deterministic=True)

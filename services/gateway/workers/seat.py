@@ -141,6 +141,10 @@ class Seat:
         self._covered[kind] = max(_pixels(workload), self._covered.get(kind, 0))
         self.kind = kind
 
+    def knows(self, kind: str) -> bool:
+        """True if the loaded plan was made for such jobs, of whatever size."""
+        return kind in self._covered
+
     def covers(self, kind: str, workload: plan_pb2.Workload) -> bool:
         """True if nothing need be planned for such a job."""
         return self._covered.get(kind, 0) >= _pixels(workload)
