@@ -6,10 +6,11 @@ PYTHON ?= python3
 # The small CPU build: make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
 TORCH_INDEX ?=
 PROMPT ?= a red apple, 3d style, blue background
+CHAOS ?= --lease 1.5 --hands 96
 RUN := .venv/bin/python
 INSTALL := .venv/bin/pip install --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: help demo test check format protos bench clean
+.PHONY: help demo test check format protos bench chaos clean
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 18
 
@@ -36,6 +37,9 @@ format: .venv/dev ## put code and protos into their form
 
 protos: ## write darkroom/v1 anew from protos/
 	@$(PYTHON) protos/generate.py
+
+chaos: .venv/dev ## break everything for 15 minutes while 5,000 jobs run; CHAOS="--seed 7 --minutes 2" changes that
+	@$(RUN) -m tests.chaos.run $(CHAOS)
 
 clean: ## remove what make made
 	rm -rf .venv .cache out build *.egg-info

@@ -25,7 +25,9 @@ class Link:
         self._target = target
         self._is_cut = False
         self._flows = asyncio.Event()
+        self._answers_flow = asyncio.Event()
         self._flows.set()
+        self._answers_flow.set()
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -50,10 +52,15 @@ class Link:
         """Holds all bytes back; connections stand. What a packet filter that drops everything looks like."""
         self._flows.clear()
 
+    def stall_answers(self) -> None:
+        """Holds back only what the far end says: what was sent arrives, and nobody learns of it."""
+        self._answers_flow.clear()
+
     def heal(self) -> None:
         """Is a good wire again; what was held back goes on."""
         self._is_cut, self.delay_s = False, 0.0
         self._flows.set()
+        self._answers_flow.set()
 
     async def close(self) -> None:
         """Ends all connections."""
@@ -85,8 +92,8 @@ class Link:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target())
         self._writers.add(far_writer)
         pumps = [
-            asyncio.create_task(self._pump(reader, far_writer)),
-            asyncio.create_task(self._pump(far_reader, writer)),
+            asyncio.create_task(self._pump(reader, far_writer, self._flows)),
+            asyncio.create_task(self._pump(far_reader, writer, self._answers_flow)),
         ]
         try:
             await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
@@ -97,11 +104,12 @@ class Link:
             far_writer.transport.abort()
             self._writers.discard(far_writer)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: asyncio.Event) -> None:
         with contextlib.suppress(OSError):
             while piece := await reader.read(PIECE_BYTES):
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 await self._flows.wait()
+                await gate.wait()
                 writer.write(piece)
                 await writer.drain()

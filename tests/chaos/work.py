@@ -57,8 +57,6 @@ def make_task(seed: int, number: int) -> Task:
     request = generation_pb2.GenerationRequest(
         model="emoji",
         prompt=f"job {number} {orders}",
-        width=64,
-        height=64,
         steps=dice.randint(3, 8),
         seed=dice.getrandbits(53),
     )
