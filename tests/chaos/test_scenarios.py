@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import subprocess
+import sys
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,8 +16,10 @@ import pytest
 import pytest_asyncio
 
 from darkroom.v1 import generation_pb2, job_pb2
+from tests.chaos import writers
 from tests.chaos.cluster import Size
 from tests.chaos.evidence import JobEvidence
+from tests.chaos.process import ROOT
 from tests.chaos.scene import Scene, open_scene, said
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(240)]
@@ -61,7 +65,7 @@ async def until_gone(scene: Scene, gateway: int, job_id: str) -> None:
     await scene.until(has_said, f"gateway {gateway} abandons {job_id}")
 
 
-# -- R2, R20: whoever was away for longer than the lease changes nothing any more ----------------------------------------
+# -- R2, R20: whoever was away for longer than the lease changes nothing any more -------------------------------------
 
 
 async def test_a_gateway_that_slept_for_two_leases_commits_nothing_and_leaves_no_file(scene: Scene) -> None:
@@ -134,7 +138,7 @@ async def _is_driven_by(scene: Scene, job_id: str, gateway: int) -> bool:
     return scene.driver(job_id) == gateway
 
 
-# -- R3, R4: silence within the budget is no hang, beyond it is; and only the guilty are blamed --------------------------
+# -- R3, R4: silence within the budget is no hang, beyond it is; and only the guilty are blamed -----------------------
 
 
 async def test_a_step_that_holds_the_interpreter_for_three_leases_keeps_its_lease_and_one_that_never_ends_is_hung(
@@ -161,7 +165,7 @@ async def test_poison_is_blamed_after_two_deaths_and_no_bystander_is(scene: Scen
     assert {(job.state, job.attempts) for job in others} == {(SUCCEEDED, 1)}
 
 
-# -- R6: one request id is one job ---------------------------------------------------------------------------------------
+# -- R6: one request id is one job ------------------------------------------------------------------------------------
 
 
 async def test_fifty_submits_with_one_id_through_two_gateways_are_one_job(scene: Scene) -> None:
@@ -188,7 +192,7 @@ async def test_a_submit_whose_gateway_died_before_it_could_answer_is_repeated_to
     assert (await scene.all_evidence()).jobs.keys() - known == {job_id}
 
 
-# -- R12, R13: stopping and coming back -----------------------------------------------------------------------------------
+# -- R12, R13: stopping and coming back -------------------------------------------------------------------------------
 
 
 async def test_a_worker_that_is_told_to_stop_twice_hands_its_job_back_uncharged_and_exits_0(scene: Scene) -> None:
@@ -218,7 +222,7 @@ async def test_a_restart_under_load_loses_no_accepted_job(scene: Scene, victim: 
     assert {(job.state, job.id) for job in jobs} == {(SUCCEEDED, job_id) for job_id in job_ids}
 
 
-# -- R14: what a watch tells is true, from any cursor ---------------------------------------------------------------------
+# -- R14: what a watch tells is true, from any cursor -----------------------------------------------------------------
 
 
 async def test_every_watch_from_every_cursor_tells_the_same_story_and_ends_it_once(scene: Scene) -> None:
@@ -240,3 +244,17 @@ async def test_every_watch_from_every_cursor_tells_the_same_story_and_ends_it_on
         fractions = [event.progress.fraction for event in stream if event.HasField("progress")]
         assert fractions == sorted(fractions)
         assert all(0 <= fraction <= 1 for fraction in fractions)
+
+
+# -- R19: an output is the old one or the new one, never a part -------------------------------------------------------
+
+
+def test_a_writer_killed_at_any_moment_leaves_the_old_file_or_the_whole_new_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.chaos.writers", str(tmp_path / "outputs"), "19", "200"]
+    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=200).stdout
+    rounds = [line.split(maxsplit=1) for line in printed.splitlines()]
+    assert len(rounds) == 200
+    assert {found for _, found in rounds} <= {"old", "new"}
+    # The moments were spread: before the first piece, in between, and while or after the file was put in its place.
+    moments = {min(9, int(taken) * 10 // len(writers.NEW)) for taken, _ in rounds}
+    assert len(moments) >= 3
