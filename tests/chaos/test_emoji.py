@@ -1,0 +1,116 @@
+"""Kill, hang, cancel and re-attach with the real engine on the bundled model: the rehearsal engine hides nothing.
+
+Steps are counted where they are told: every step of a run comes once, and the worker's log says how often an engine
+began a run at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from darkroom.rpc.channels import open_channel
+from darkroom.v1 import generation_service_pb2 as messages
+from darkroom.v1 import job_pb2, worker_service_pb2
+from darkroom.v1.worker_service_pb2_grpc import WorkerServiceStub
+from tests.chaos.cluster import Size
+from tests.chaos.evidence import JobEvidence
+from tests.chaos.scene import Scene, open_scene, said
+
+pytestmark = [pytest.mark.redis, pytest.mark.timeout(300)]
+SUCCEEDED, CANCELLED = job_pb2.JOB_STATE_SUCCEEDED, job_pb2.JOB_STATE_CANCELLED
+PROMPT = "a red apple"
+STEPS = 24
+# Of a denoising step; a step of this model takes a fraction of a second on a busy processor.
+IDLE_S = 12.0
+
+
+@pytest_asyncio.fixture(scope="module")
+async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
+    size = Size(num_gateways=2, num_workers=1, lease_s=2.0, idle_s=IDLE_S, grace_s=4.0, engine="services.worker.engine")
+    async with open_scene(size, tmp_path_factory.mktemp("emoji")) as scene:
+        await scene.finish(await scene.submit(PROMPT, steps=2))
+        yield scene
+
+
+def steps_told(found: JobEvidence) -> list[int]:
+    """The steps that the last run of a job told."""
+    told: list[int] = []
+    for _, state, progress in found.events:
+        if state == job_pb2.JOB_STATE_RUNNING:
+            told = []
+        elif progress is not None and progress.total == STEPS and progress.completed:
+            told.append(progress.completed)
+    return told
+
+
+def num_runs(scene: Scene, job_id: str) -> int:
+    """How often the worker's engine began the job."""
+    return sum(entry["event"] == "run_started" for entry in said(scene.cluster.workers[0], job_id))
+
+
+async def picture(scene: Scene, job_id: str) -> str:
+    """SHA-256 of the file on disk."""
+    return next(iter((await scene.evidence(job_id)).files.values()))
+
+
+async def engine_pid(scene: Scene) -> int:
+    async with open_channel(scene.cluster.workers[0].address) as channel:
+        answer = await WorkerServiceStub(channel).GetStatus(worker_service_pb2.GetStatusRequest(), timeout=10)
+    return int(answer.status.engine_pid)
+
+
+async def check_end(scene: Scene, job_id: str, *, attempts: int, runs: int) -> None:
+    done = (await scene.finish(job_id))[0]
+    assert (done.state, done.attempts) == (SUCCEEDED, attempts), done.error
+    found = await scene.evidence(job_id)
+    assert (found.terminal_writes, len(found.files), num_runs(scene, job_id)) == (1, 1, runs)
+    assert steps_told(found) == list(range(1, STEPS + 1))
+
+
+async def test_a_gateway_killed_in_the_middle_costs_no_step_and_the_picture_is_the_same(scene: Scene) -> None:
+    calm = await scene.submit(PROMPT, steps=STEPS)
+    await check_end(scene, calm, attempts=1, runs=1)
+    job_id = await scene.submit(PROMPT, steps=STEPS)
+    await scene.until_step(job_id, 2)
+    driver = scene.cluster.gateways[scene.driver(job_id)]
+    await driver.kill()
+    await driver.start()
+    await check_end(scene, job_id, attempts=1, runs=1)
+    assert await picture(scene, job_id) == await picture(scene, calm)
+
+
+async def test_a_killed_engine_costs_one_attempt_and_the_picture_is_the_same(scene: Scene) -> None:
+    job_id = await scene.submit(PROMPT, steps=STEPS)
+    await scene.until_step(job_id, 2)
+    os.kill(await engine_pid(scene), signal.SIGKILL)
+    await check_end(scene, job_id, attempts=2, runs=2)
+    assert (await scene.evidence(job_id)).num_deaths == 1
+    again = await scene.submit(PROMPT, steps=STEPS)
+    await scene.finish(again)
+    assert await picture(scene, job_id) == await picture(scene, again)
+
+
+async def test_an_engine_that_stands_still_is_killed_within_its_budget_and_the_job_goes_on(scene: Scene) -> None:
+    job_id = await scene.submit(PROMPT, steps=STEPS)
+    await scene.until_step(job_id, 2)
+    os.kill(await engine_pid(scene), signal.SIGSTOP)
+    await check_end(scene, job_id, attempts=2, runs=2)
+    reasons = [entry.get("reason") for gateway in scene.cluster.gateways for entry in said(gateway, job_id)]
+    assert "ENGINE_HUNG" in reasons
+
+
+async def test_a_cancelled_job_stops_at_a_step_and_the_next_one_is_as_if_it_had_never_been(scene: Scene) -> None:
+    job_id = await scene.submit(PROMPT, steps=STEPS)
+    await scene.until_step(job_id, 2)
+    await scene.stubs[0].jobs.CancelJob(messages.CancelJobRequest(job_id=job_id), timeout=10)
+    assert (await scene.finish(job_id))[0].state == CANCELLED
+    assert len(steps_told(await scene.evidence(job_id))) < STEPS
+    before, after = [await scene.submit(PROMPT, steps=STEPS) for _ in range(2)]
+    await asyncio.gather(scene.finish(before), scene.finish(after))
+    assert await picture(scene, before) == await picture(scene, after)
