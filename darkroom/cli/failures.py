@@ -26,6 +26,8 @@ OPTIONS = {
     "request.seed": "--seed",
     "request.format": "--format",
     "terms.deadline": "--deadline",
+    "terms.priority": "--priority",
+    "x-darkroom-tenant": "--tenant",
     "count": "--count",
     "device": "--device",
 }

@@ -297,6 +297,13 @@ def _dead_table(found: Sequence[job_pb2.Job]) -> RenderableType:
     return table
 
 
+def _priority(job: job_pb2.Job) -> str:
+    from darkroom.v1 import job_pb2
+
+    priority = job.terms.priority
+    return job_pb2.JobPriority.Name(priority).removeprefix("JOB_PRIORITY_").lower() if priority else ""
+
+
 def _relatives(job: job_pb2.Job) -> str:
     return f"of {job.redriven_from}" if job.redriven_from else f"as {job.redriven_as}" if job.redriven_as else ""
 
@@ -331,6 +338,8 @@ def _card(job: job_pb2.Job) -> RenderableType:
         "started": format_time(job.started_at),
         "finished": format_time(job.finished_at),
         "deadline": format_time(job.deadline_at),
+        "priority": _priority(job),
+        "tenant": job.tenant if job.tenant not in ("", "default") else "",
         "output": f"{output.content_type}, {format_bytes(output.size_bytes)}" if job.HasField("output") else "",
         "sha256": output.sha256,
         "re-drive": escape(_relatives(job)),

@@ -47,14 +47,14 @@ def output_console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=200)
 
 
-def with_client(address: str, errand: Callable[[AsyncClient], Awaitable[T]]) -> T:
-    """Runs an errand with a client of the gateway at `address`."""
+def with_client(address: str, errand: Callable[[AsyncClient], Awaitable[T]], tenant: str | None = None) -> T:
+    """Runs an errand with a client of the gateway at `address`, on a tenant's behalf."""
 
     from darkroom.client import AsyncClient
 
     async def run() -> T:
         try:
-            client = AsyncClient(address, patience_s=PATIENCE_S)
+            client = AsyncClient(address, patience_s=PATIENCE_S, tenant=tenant)
         except ValueError as wrong:
             raise UserError(str(wrong), "Write --address host:port.", EXIT_USAGE) from None
         async with client:

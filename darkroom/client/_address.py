@@ -1,4 +1,4 @@
-"""Where the gateway is: one address, a name with several, or a list.
+"""Where the gateway is: one address, a name with several, or a list; and on whose behalf it is called.
 
 Knows nothing of channels. Invariant: what leaves here is a target that gRPC understands.
 """
@@ -15,6 +15,11 @@ VARIABLE = "DARKROOM_ADDRESS"
 def find_address(address: str | None = None) -> str:
     """Returns the given address, else the one in DARKROOM_ADDRESS, else the default of a local gateway."""
     return address or os.environ.get(VARIABLE) or DEFAULT_ADDRESS
+
+
+def find_tenant(tenant: str | None = None) -> str:
+    """Returns the given tenant, else the one in DARKROOM_TENANT, else "", which the gateway takes for "default"."""
+    return tenant or os.environ.get("DARKROOM_TENANT") or ""
 
 
 def to_target(address: str) -> str:

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from typing import Self
 
-from darkroom.client._address import find_address
+from darkroom.client._address import find_address, find_tenant
 from darkroom.client._connection import Connection
 from darkroom.client._jobs import JobMethods
 from darkroom.client._models import ModelMethods
@@ -29,10 +29,19 @@ class AsyncClient(JobMethods, ModelMethods):
         timeout_s: how long one call may take. Watching and loading have limits of their own.
         patience_s: how long a gateway that has answered before is looked for again when it is gone. Zero raises at
             once. A gateway that never answered raises at once in any case: see `wait_until_ready`.
+        tenant: on whose behalf jobs are submitted: tenants share the workers in turns. Where absent, DARKROOM_TENANT,
+            else "default".
     """
 
-    def __init__(self, address: str | None = None, *, timeout_s: float = 20.0, patience_s: float = 30.0) -> None:
-        self._connection = Connection(find_address(address), timeout_s, patience_s)
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        timeout_s: float = 20.0,
+        patience_s: float = 30.0,
+        tenant: str | None = None,
+    ) -> None:
+        self._connection = Connection(find_address(address), timeout_s, patience_s, find_tenant(tenant))
 
     @property
     def address(self) -> str:

@@ -36,8 +36,15 @@ class Client:
     Callbacks run on the client's own thread. Arguments and errors are those of `AsyncClient`, method by method.
     """
 
-    def __init__(self, address: str | None = None, *, timeout_s: float = 20.0, patience_s: float = 30.0) -> None:
-        self._client = AsyncClient(address, timeout_s=timeout_s, patience_s=patience_s)
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        timeout_s: float = 20.0,
+        patience_s: float = 30.0,
+        tenant: str | None = None,
+    ) -> None:
+        self._client = AsyncClient(address, timeout_s=timeout_s, patience_s=patience_s, tenant=tenant)
         self._thread = LoopThread()
 
     @property

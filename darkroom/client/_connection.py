@@ -26,6 +26,7 @@ from darkroom.v1 import cluster_service_pb2_grpc, generation_service_pb2_grpc, m
 T = TypeVar("T")
 # Another gateway, or the same one a little later, can answer these; other failures are answers.
 BRIDGED_REASONS = ("UNAVAILABLE", "DRAINING", "STORE_UNAVAILABLE")
+TENANT_KEY = "x-darkroom-tenant"
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0
 
@@ -33,11 +34,12 @@ LONGEST_PAUSE_S = 2.0
 class Connection:
     """One channel to one or more gateways. Opened by its first call, on the loop that makes it."""
 
-    def __init__(self, address: str, timeout_s: float, patience_s: float) -> None:
+    def __init__(self, address: str, timeout_s: float, patience_s: float, tenant: str = "") -> None:
         self.address = address
         self.timeout_s = timeout_s
         self.patience_s = patience_s
         self.has_answered = False
+        self._metadata = ((TENANT_KEY, tenant),) if tenant else ()
         self._target = to_target(address)
         self._is_closed = False
 
@@ -66,7 +68,8 @@ class Connection:
             DarkroomError: as the gateway said, or `UnavailableError` where none answered.
         """
         async with self._answered():
-            return await method(request, timeout=self.timeout_s if timeout_s is None else timeout_s)
+            timeout_s = self.timeout_s if timeout_s is None else timeout_s
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
 
     async def call_through_outages(self, method: Any, request: Any) -> Any:
         """Makes one unary call that is safe to repeat, and repeats it while no gateway answers."""
@@ -80,7 +83,7 @@ class Connection:
     async def stream(self, method: Any, request: Any, *, timeout_s: float) -> AsyncGenerator[Any, None]:
         """Yields the messages of one server stream; leaving it early ends the call."""
         async with self._answered():
-            call = method(request, timeout=timeout_s)
+            call = method(request, timeout=timeout_s, metadata=self._metadata)
             try:
                 async for message in call:
                     self.has_answered = True

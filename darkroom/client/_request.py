@@ -17,7 +17,12 @@ MAX_COUNT = 1000
 # A seed that is drawn here stays below 2**53, so that JSON and JavaScript carry it unharmed.
 RANDOM_SEED_BITS = 53
 # Fields that are said of the job, not of the picture.
-TERMS = ("deadline_s",)
+TERMS = ("priority", "deadline_s")
+PRIORITIES = {
+    "low": job_pb2.JOB_PRIORITY_LOW,
+    "normal": job_pb2.JOB_PRIORITY_NORMAL,
+    "high": job_pb2.JOB_PRIORITY_HIGH,
+}
 FORMATS = {
     "png": generation_pb2.OUTPUT_FORMAT_PNG,
     "jpeg": generation_pb2.OUTPUT_FORMAT_JPEG,
@@ -46,6 +51,8 @@ class RequestFields(TypedDict, total=False):
     """File format; PNG where nothing is said."""
     preferences: plan_pb2.PlanPreferences | None
     """How the model should be planned, if this request has to load it."""
+    priority: Literal["low", "normal", "high"] | None
+    """How soon its turn comes among jobs that wait; normal where nothing is said."""
     deadline_s: float | None
     """Longest time from acceptance to the end; a job that is not done by then fails with DeadlineError."""
 
@@ -75,14 +82,19 @@ def build_terms(fields: RequestFields) -> job_pb2.JobTerms | None:
     Raises:
         InvalidRequestError: a value does not fit.
     """
-    deadline_s = fields.get("deadline_s")
-    if deadline_s is None:
+    deadline_s, priority = fields.get("deadline_s"), fields.get("priority")
+    if deadline_s is None and priority is None:
         return None
     terms = job_pb2.JobTerms()
-    try:
-        terms.deadline.FromNanoseconds(int(deadline_s * 1e9))
-    except (TypeError, ValueError, OverflowError) as wrong:
-        raise InvalidRequestError({"terms.deadline": f"{deadline_s!r} does not fit: {wrong}"}) from None
+    if priority is not None:
+        if priority not in PRIORITIES:
+            raise InvalidRequestError({"terms.priority": f"{priority!r} is none of {', '.join(PRIORITIES)}"})
+        terms.priority = PRIORITIES[priority]
+    if deadline_s is not None:
+        try:
+            terms.deadline.FromNanoseconds(int(deadline_s * 1e9))
+        except (TypeError, ValueError, OverflowError) as wrong:
+            raise InvalidRequestError({"terms.deadline": f"{deadline_s!r} does not fit: {wrong}"}) from None
     return terms
 
 

@@ -32,7 +32,7 @@ class SubmitJobRequest(google.protobuf.message.Message):
 
     @property
     def terms(self) -> darkroom.v1.job_pb2.JobTerms:
-        """Its deadline. Part of the request: another one under the same request_id is another request."""
+        """Its deadline and priority. Part of the request: another one under the same request_id is another request."""
 
     def __init__(
         self,

@@ -27,6 +27,11 @@ if _version_not_supported:
 
 class GenerationServiceStub(object):
     """Jobs: accepted once, ended once, never lost.
+
+    Tenants: SubmitJob and Generate read the metadata key "x-darkroom-tenant" (a to z, 0 to 9, ".", "_", "-", at most 63
+    characters; "default" where it is absent). Tenants share the workers in turns, and each has a bound of its own on
+    waiting jobs. The name is what the caller says, no proof of who it is: so it hides nothing, and lists show the jobs of
+    all tenants.
     """
 
     def __init__(self, channel):
@@ -84,11 +89,17 @@ class GenerationServiceStub(object):
 
 class GenerationServiceServicer(object):
     """Jobs: accepted once, ended once, never lost.
+
+    Tenants: SubmitJob and Generate read the metadata key "x-darkroom-tenant" (a to z, 0 to 9, ".", "_", "-", at most 63
+    characters; "default" where it is absent). Tenants share the workers in turns, and each has a bound of its own on
+    waiting jobs. The name is what the caller says, no proof of who it is: so it hides nothing, and lists show the jobs of
+    all tenants.
     """
 
     def SubmitJob(self, request, context):
         """Accepts a job. OK means that it is on disk. INVALID_ARGUMENT names every wrong field; ALREADY_EXISTS when request_id
-        was used with another request; RESOURCE_EXHAUSTED with RetryInfo when the queue is full.
+        was used with another request; RESOURCE_EXHAUSTED with RetryInfo and QuotaFailure when the queue is full, or the
+        tenant's part of it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -102,7 +113,7 @@ class GenerationServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListJobs(self, request, context):
-        """Lists jobs, newest first.
+        """Lists the jobs of all tenants, newest first.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -211,6 +222,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class GenerationService(object):
     """Jobs: accepted once, ended once, never lost.
+
+    Tenants: SubmitJob and Generate read the metadata key "x-darkroom-tenant" (a to z, 0 to 9, ".", "_", "-", at most 63
+    characters; "default" where it is absent). Tenants share the workers in turns, and each has a bound of its own on
+    waiting jobs. The name is what the caller says, no proof of who it is: so it hides nothing, and lists show the jobs of
+    all tenants.
     """
 
     @staticmethod

@@ -18,7 +18,13 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class GenerationServiceStub:
-    """Jobs: accepted once, ended once, never lost."""
+    """Jobs: accepted once, ended once, never lost.
+
+    Tenants: SubmitJob and Generate read the metadata key "x-darkroom-tenant" (a to z, 0 to 9, ".", "_", "-", at most 63
+    characters; "default" where it is absent). Tenants share the workers in turns, and each has a bound of its own on
+    waiting jobs. The name is what the caller says, no proof of who it is: so it hides nothing, and lists show the jobs of
+    all tenants.
+    """
 
     def __init__(self, channel: typing.Union[grpc.Channel, grpc.aio.Channel]) -> None: ...
     SubmitJob: grpc.UnaryUnaryMultiCallable[
@@ -26,7 +32,8 @@ class GenerationServiceStub:
         darkroom.v1.generation_service_pb2.SubmitJobResponse,
     ]
     """Accepts a job. OK means that it is on disk. INVALID_ARGUMENT names every wrong field; ALREADY_EXISTS when request_id
-    was used with another request; RESOURCE_EXHAUSTED with RetryInfo when the queue is full.
+    was used with another request; RESOURCE_EXHAUSTED with RetryInfo and QuotaFailure when the queue is full, or the
+    tenant's part of it.
     """
 
     GetJob: grpc.UnaryUnaryMultiCallable[
@@ -39,7 +46,7 @@ class GenerationServiceStub:
         darkroom.v1.generation_service_pb2.ListJobsRequest,
         darkroom.v1.generation_service_pb2.ListJobsResponse,
     ]
-    """Lists jobs, newest first."""
+    """Lists the jobs of all tenants, newest first."""
 
     CancelJob: grpc.UnaryUnaryMultiCallable[
         darkroom.v1.generation_service_pb2.CancelJobRequest,
@@ -83,14 +90,21 @@ class GenerationServiceStub:
     """
 
 class GenerationServiceAsyncStub:
-    """Jobs: accepted once, ended once, never lost."""
+    """Jobs: accepted once, ended once, never lost.
+
+    Tenants: SubmitJob and Generate read the metadata key "x-darkroom-tenant" (a to z, 0 to 9, ".", "_", "-", at most 63
+    characters; "default" where it is absent). Tenants share the workers in turns, and each has a bound of its own on
+    waiting jobs. The name is what the caller says, no proof of who it is: so it hides nothing, and lists show the jobs of
+    all tenants.
+    """
 
     SubmitJob: grpc.aio.UnaryUnaryMultiCallable[
         darkroom.v1.generation_service_pb2.SubmitJobRequest,
         darkroom.v1.generation_service_pb2.SubmitJobResponse,
     ]
     """Accepts a job. OK means that it is on disk. INVALID_ARGUMENT names every wrong field; ALREADY_EXISTS when request_id
-    was used with another request; RESOURCE_EXHAUSTED with RetryInfo when the queue is full.
+    was used with another request; RESOURCE_EXHAUSTED with RetryInfo and QuotaFailure when the queue is full, or the
+    tenant's part of it.
     """
 
     GetJob: grpc.aio.UnaryUnaryMultiCallable[
@@ -103,7 +117,7 @@ class GenerationServiceAsyncStub:
         darkroom.v1.generation_service_pb2.ListJobsRequest,
         darkroom.v1.generation_service_pb2.ListJobsResponse,
     ]
-    """Lists jobs, newest first."""
+    """Lists the jobs of all tenants, newest first."""
 
     CancelJob: grpc.aio.UnaryUnaryMultiCallable[
         darkroom.v1.generation_service_pb2.CancelJobRequest,
@@ -147,7 +161,13 @@ class GenerationServiceAsyncStub:
     """
 
 class GenerationServiceServicer(metaclass=abc.ABCMeta):
-    """Jobs: accepted once, ended once, never lost."""
+    """Jobs: accepted once, ended once, never lost.
+
+    Tenants: SubmitJob and Generate read the metadata key "x-darkroom-tenant" (a to z, 0 to 9, ".", "_", "-", at most 63
+    characters; "default" where it is absent). Tenants share the workers in turns, and each has a bound of its own on
+    waiting jobs. The name is what the caller says, no proof of who it is: so it hides nothing, and lists show the jobs of
+    all tenants.
+    """
 
     @abc.abstractmethod
     def SubmitJob(
@@ -156,7 +176,8 @@ class GenerationServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[darkroom.v1.generation_service_pb2.SubmitJobResponse, collections.abc.Awaitable[darkroom.v1.generation_service_pb2.SubmitJobResponse]]:
         """Accepts a job. OK means that it is on disk. INVALID_ARGUMENT names every wrong field; ALREADY_EXISTS when request_id
-        was used with another request; RESOURCE_EXHAUSTED with RetryInfo when the queue is full.
+        was used with another request; RESOURCE_EXHAUSTED with RetryInfo and QuotaFailure when the queue is full, or the
+        tenant's part of it.
         """
 
     @abc.abstractmethod
@@ -173,7 +194,7 @@ class GenerationServiceServicer(metaclass=abc.ABCMeta):
         request: darkroom.v1.generation_service_pb2.ListJobsRequest,
         context: _ServicerContext,
     ) -> typing.Union[darkroom.v1.generation_service_pb2.ListJobsResponse, collections.abc.Awaitable[darkroom.v1.generation_service_pb2.ListJobsResponse]]:
-        """Lists jobs, newest first."""
+        """Lists the jobs of all tenants, newest first."""
 
     @abc.abstractmethod
     def CancelJob(

@@ -28,21 +28,23 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64\x61rkroom/v1/job.proto\x12\x0b\x64\x61rkroom.v1\x1a\x17\x64\x61rkroom/v1/error.proto\x1a\x1c\x64\x61rkroom/v1/generation.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xde\x04\n\x03Job\x12\n\n\x02id\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.darkroom.v1.JobState\x12/\n\x07request\x18\x03 \x01(\x0b\x32\x1e.darkroom.v1.GenerationRequest\x12\'\n\x08progress\x18\x04 \x01(\x0b\x32\x15.darkroom.v1.Progress\x12#\n\x06output\x18\x05 \x01(\x0b\x32\x13.darkroom.v1.Output\x12!\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x12.darkroom.v1.Error\x12\x10\n\x08\x61ttempts\x18\x07 \x01(\x05\x12\x11\n\tworker_id\x18\x08 \x01(\t\x12\x15\n\rlast_sequence\x18\t \x01(\x03\x12.\n\ncreated_at\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstarted_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inished_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12$\n\x05terms\x18\r \x01(\x0b\x32\x15.darkroom.v1.JobTerms\x12/\n\x0b\x64\x65\x61\x64line_at\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x0f\x66\x61iled_attempts\x18\x0f \x03(\x0b\x32\x1a.darkroom.v1.FailedAttempt\x12\x13\n\x0bredriven_as\x18\x10 \x01(\t\x12\x15\n\rredriven_from\x18\x11 \x01(\t\"\x87\x01\n\rFailedAttempt\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.darkroom.v1.Error\x12/\n\x0bhappened_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"7\n\x08JobTerms\x12+\n\x08\x64\x65\x61\x64line\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"q\n\x08JobEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x1f\n\x03job\x18\x02 \x01(\x0b\x32\x10.darkroom.v1.JobH\x00\x12)\n\x08progress\x18\x03 \x01(\x0b\x32\x15.darkroom.v1.ProgressH\x00\x42\x07\n\x05\x65vent*\x9a\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15\x64\x61rkroom/v1/job.proto\x12\x0b\x64\x61rkroom.v1\x1a\x17\x64\x61rkroom/v1/error.proto\x1a\x1c\x64\x61rkroom/v1/generation.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xee\x04\n\x03Job\x12\n\n\x02id\x18\x01 \x01(\t\x12$\n\x05state\x18\x02 \x01(\x0e\x32\x15.darkroom.v1.JobState\x12/\n\x07request\x18\x03 \x01(\x0b\x32\x1e.darkroom.v1.GenerationRequest\x12\'\n\x08progress\x18\x04 \x01(\x0b\x32\x15.darkroom.v1.Progress\x12#\n\x06output\x18\x05 \x01(\x0b\x32\x13.darkroom.v1.Output\x12!\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x12.darkroom.v1.Error\x12\x10\n\x08\x61ttempts\x18\x07 \x01(\x05\x12\x11\n\tworker_id\x18\x08 \x01(\t\x12\x15\n\rlast_sequence\x18\t \x01(\x03\x12.\n\ncreated_at\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nstarted_at\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inished_at\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12$\n\x05terms\x18\r \x01(\x0b\x32\x15.darkroom.v1.JobTerms\x12/\n\x0b\x64\x65\x61\x64line_at\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x33\n\x0f\x66\x61iled_attempts\x18\x0f \x03(\x0b\x32\x1a.darkroom.v1.FailedAttempt\x12\x13\n\x0bredriven_as\x18\x10 \x01(\t\x12\x15\n\rredriven_from\x18\x11 \x01(\t\x12\x0e\n\x06tenant\x18\x12 \x01(\t\"\x87\x01\n\rFailedAttempt\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x05\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12!\n\x05\x65rror\x18\x03 \x01(\x0b\x32\x12.darkroom.v1.Error\x12/\n\x0bhappened_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"c\n\x08JobTerms\x12+\n\x08\x64\x65\x61\x64line\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12*\n\x08priority\x18\x02 \x01(\x0e\x32\x18.darkroom.v1.JobPriority\"q\n\x08JobEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x1f\n\x03job\x18\x02 \x01(\x0b\x32\x10.darkroom.v1.JobH\x00\x12)\n\x08progress\x18\x03 \x01(\x0b\x32\x15.darkroom.v1.ProgressH\x00\x42\x07\n\x05\x65vent*\x9a\x01\n\x08JobState\x12\x19\n\x15JOB_STATE_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_STATE_QUEUED\x10\x01\x12\x15\n\x11JOB_STATE_RUNNING\x10\x02\x12\x17\n\x13JOB_STATE_SUCCEEDED\x10\x03\x12\x14\n\x10JOB_STATE_FAILED\x10\x04\x12\x17\n\x13JOB_STATE_CANCELLED\x10\x05*q\n\x0bJobPriority\x12\x1c\n\x18JOB_PRIORITY_UNSPECIFIED\x10\x00\x12\x14\n\x10JOB_PRIORITY_LOW\x10\x01\x12\x17\n\x13JOB_PRIORITY_NORMAL\x10\x02\x12\x15\n\x11JOB_PRIORITY_HIGH\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'darkroom.v1.job_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_JOBSTATE']._serialized_start=1078
-  _globals['_JOBSTATE']._serialized_end=1232
+  _globals['_JOBSTATE']._serialized_start=1138
+  _globals['_JOBSTATE']._serialized_end=1292
+  _globals['_JOBPRIORITY']._serialized_start=1294
+  _globals['_JOBPRIORITY']._serialized_end=1407
   _globals['_JOB']._serialized_start=159
-  _globals['_JOB']._serialized_end=765
-  _globals['_FAILEDATTEMPT']._serialized_start=768
-  _globals['_FAILEDATTEMPT']._serialized_end=903
-  _globals['_JOBTERMS']._serialized_start=905
-  _globals['_JOBTERMS']._serialized_end=960
-  _globals['_JOBEVENT']._serialized_start=962
-  _globals['_JOBEVENT']._serialized_end=1075
+  _globals['_JOB']._serialized_end=781
+  _globals['_FAILEDATTEMPT']._serialized_start=784
+  _globals['_FAILEDATTEMPT']._serialized_end=919
+  _globals['_JOBTERMS']._serialized_start=921
+  _globals['_JOBTERMS']._serialized_end=1020
+  _globals['_JOBEVENT']._serialized_start=1022
+  _globals['_JOBEVENT']._serialized_end=1135
 # @@protoc_insertion_point(module_scope)

@@ -59,6 +59,38 @@ JOB_STATE_CANCELLED: JobState.ValueType  # 5
 """Ended because somebody asked."""
 global___JobState = JobState
 
+class _JobPriority:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _JobPriorityEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_JobPriority.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    JOB_PRIORITY_UNSPECIFIED: _JobPriority.ValueType  # 0
+    """Means NORMAL."""
+    JOB_PRIORITY_LOW: _JobPriority.ValueType  # 1
+    """Batches that nobody waits for."""
+    JOB_PRIORITY_NORMAL: _JobPriority.ValueType  # 2
+    """Where nothing is said."""
+    JOB_PRIORITY_HIGH: _JobPriority.ValueType  # 3
+    """Somebody is looking at the screen."""
+
+class JobPriority(_JobPriority, metaclass=_JobPriorityEnumTypeWrapper):
+    """How soon a waiting job's turn comes. While jobs of several priorities wait, eight of HIGH start for one of NORMAL, and
+    eight of NORMAL for one of LOW: none waits for ever. Within a priority the tenants take turns; a tenant's own jobs of
+    one priority start in the order of their submission. A worker that has a model loaded may take another job of that
+    model first, for as long as the gateway's patience, and never one of a lower priority.
+    """
+
+JOB_PRIORITY_UNSPECIFIED: JobPriority.ValueType  # 0
+"""Means NORMAL."""
+JOB_PRIORITY_LOW: JobPriority.ValueType  # 1
+"""Batches that nobody waits for."""
+JOB_PRIORITY_NORMAL: JobPriority.ValueType  # 2
+"""Where nothing is said."""
+JOB_PRIORITY_HIGH: JobPriority.ValueType  # 3
+"""Somebody is looking at the screen."""
+global___JobPriority = JobPriority
+
 @typing.final
 class Job(google.protobuf.message.Message):
     """A job's whole state."""
@@ -82,6 +114,7 @@ class Job(google.protobuf.message.Message):
     FAILED_ATTEMPTS_FIELD_NUMBER: builtins.int
     REDRIVEN_AS_FIELD_NUMBER: builtins.int
     REDRIVEN_FROM_FIELD_NUMBER: builtins.int
+    TENANT_FIELD_NUMBER: builtins.int
     id: builtins.str
     """Assigned at submit; sorts by time."""
     state: global___JobState.ValueType
@@ -96,6 +129,8 @@ class Job(google.protobuf.message.Message):
     """The job that a re-drive of this dead one made; empty where there was none."""
     redriven_from: builtins.str
     """The dead job that this one is a re-drive of; empty where it is none."""
+    tenant: builtins.str
+    """Whose it is: from the metadata key "x-darkroom-tenant" of the submit, "default" where there was none."""
     @property
     def request(self) -> darkroom.v1.generation_pb2.GenerationRequest:
         """The request with every default filled in, the seed included."""
@@ -156,9 +191,10 @@ class Job(google.protobuf.message.Message):
         failed_attempts: collections.abc.Iterable[global___FailedAttempt] | None = ...,
         redriven_as: builtins.str = ...,
         redriven_from: builtins.str = ...,
+        tenant: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["created_at", b"created_at", "deadline_at", b"deadline_at", "error", b"error", "finished_at", b"finished_at", "output", b"output", "progress", b"progress", "request", b"request", "started_at", b"started_at", "terms", b"terms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempts", b"attempts", "created_at", b"created_at", "deadline_at", b"deadline_at", "error", b"error", "failed_attempts", b"failed_attempts", "finished_at", b"finished_at", "id", b"id", "last_sequence", b"last_sequence", "output", b"output", "progress", b"progress", "redriven_as", b"redriven_as", "redriven_from", b"redriven_from", "request", b"request", "started_at", b"started_at", "state", b"state", "terms", b"terms", "worker_id", b"worker_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempts", b"attempts", "created_at", b"created_at", "deadline_at", b"deadline_at", "error", b"error", "failed_attempts", b"failed_attempts", "finished_at", b"finished_at", "id", b"id", "last_sequence", b"last_sequence", "output", b"output", "progress", b"progress", "redriven_as", b"redriven_as", "redriven_from", b"redriven_from", "request", b"request", "started_at", b"started_at", "state", b"state", "tenant", b"tenant", "terms", b"terms", "worker_id", b"worker_id"]) -> None: ...
 
 global___Job = Job
 
@@ -204,6 +240,9 @@ class JobTerms(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     DEADLINE_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    priority: global___JobPriority.ValueType
+    """How soon its turn comes."""
     @property
     def deadline(self) -> google.protobuf.duration_pb2.Duration:
         """Longest time from acceptance to the end. A job past it is not started, a running one stops at its next step, and
@@ -214,9 +253,10 @@ class JobTerms(google.protobuf.message.Message):
         self,
         *,
         deadline: google.protobuf.duration_pb2.Duration | None = ...,
+        priority: global___JobPriority.ValueType = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["deadline", b"deadline"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["deadline", b"deadline"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["deadline", b"deadline", "priority", b"priority"]) -> None: ...
 
 global___JobTerms = JobTerms
 

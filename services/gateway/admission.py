@@ -7,16 +7,20 @@ request has every field filled in and could be run; a refused one names every wr
 from __future__ import annotations
 
 import math
+import re
 import secrets
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from darkroom.rpc.errors import InvalidRequestError
 from darkroom.v1 import device_pb2, generation_pb2, job_pb2, model_pb2, plan_pb2
+from services.gateway.store.jobs import DEFAULT_TENANT
 
 # A drawn seed survives a trip through JSON, whose numbers are doubles.
 DRAWN_SEED_BITS = 53
+TENANT_KEY = "x-darkroom-tenant"
+TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 MAX_DEADLINE_S = 365 * 86400
 
 FindModel = Callable[[str], model_pb2.Model]
@@ -59,12 +63,24 @@ def check_request_id(request_id: str) -> None:
 
 def check_terms(terms: job_pb2.JobTerms) -> None:
     """Raises InvalidRequestError unless the terms can be kept."""
+    if terms.priority not in job_pb2.JobPriority.values():
+        known = ", ".join(job_pb2.JobPriority.keys()[1:])
+        raise InvalidRequestError({"terms.priority": f"is {terms.priority}; known are {known}"})
     if not terms.HasField("deadline"):
         return
     seconds = terms.deadline.seconds + terms.deadline.nanos / 1e9
     if not 0.001 <= seconds <= MAX_DEADLINE_S:
         text = f"is {seconds:g} s; send 0.001 to {MAX_DEADLINE_S} s from now, or leave it out"
         raise InvalidRequestError({"terms.deadline": text})
+
+
+def find_tenant(metadata: Iterable[tuple[str, str | bytes]]) -> str:
+    """Returns whose call this is, by its metadata. Raises InvalidRequestError for what is no name."""
+    name = next((value for key, value in metadata if key == TENANT_KEY), DEFAULT_TENANT)
+    if not isinstance(name, str) or not TENANT.fullmatch(name):
+        text = f"is {name[:64]!r}; use a to z, 0 to 9, '.', '_' and '-', at most 63 characters"
+        raise InvalidRequestError({TENANT_KEY: text})
+    return name
 
 
 def kind_of(request: generation_pb2.GenerationRequest) -> str:

@@ -29,7 +29,7 @@ from services.gateway.servicers.model import Catalogue, ModelServicer
 from services.gateway.store.bell import Bell
 from services.gateway.store.connection import Durability, connect, evicts, find_durability
 from services.gateway.store.events import Events
-from services.gateway.store.jobs import Jobs
+from services.gateway.store.jobs import Bounds, Jobs
 from services.gateway.store.scripts import Scripts
 from services.gateway.store.server import embedded_redis
 from services.gateway.workers.client import PlannerClient
@@ -109,9 +109,8 @@ async def _build(settings: GatewaySettings, catalogue: Catalogue, client: aiored
     pool = Pool(settings.gateway_workers)
     means = Resources(settings, jobs, bell, outputs, PlannerClient(settings.gateway_planner), pool)
     drained = asyncio.Event()
-    generation = GenerationServicer(
-        jobs, Events(client, bell), outputs, pool, catalogue.message, settings.gateway_max_queued, drained
-    )
+    bounds = Bounds(settings.gateway_max_queued, settings.gateway_max_queued_per_tenant)
+    generation = GenerationServicer(jobs, Events(client, bell), outputs, pool, catalogue.message, bounds, drained)
     return _Parts(means, Dispatch(means), generation, drained)
 
 

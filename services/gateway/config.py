@@ -40,11 +40,16 @@ class GatewaySettings(Settings):
     )
     catalog_path: str = Field("", description=f"Extra family files or folders, separated by {os.pathsep!r}.")
     gateway_max_queued: int = Field(1000, ge=1, description="Jobs that may wait; one more is refused.")
+    gateway_max_queued_per_tenant: int = Field(
+        1000, ge=1, description="Jobs of one tenant that may wait; one more is refused."
+    )
     gateway_lease_s: float = Field(
         15.0, ge=0.5, le=600, description="Seconds after which a silent gateway's running jobs go to another one."
     )
     gateway_patience_s: float = Field(
-        10.0, ge=0, description="Longest that a job waits for a worker that has its model loaded, or is overtaken."
+        10.0,
+        ge=0,
+        description="Longest that the next job in line waits for a worker with its model, or is overtaken.",
     )
     gateway_worker_lost_s: float = Field(
         5.0, gt=0, description="Seconds of failed attempts to reach a worker until its job goes elsewhere."

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import grpc
 import pytest
+from google.rpc import error_details_pb2
+from grpc_status import rpc_status
 
 from darkroom.rpc.status import from_rpc_error
 from darkroom.v1 import (
@@ -485,3 +487,52 @@ async def test_a_full_queue_says_when_to_come_back(tmp_path: Path) -> None:
         error = from_rpc_error(refused[0])
         assert (error.reason, error.retry_after_s) == ("QUEUE_FULL", 5.0)
         assert refused[0].code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def submit_as(
+    stubs: Stubs, tenant: str, priority: job_pb2.JobPriority.ValueType = job_pb2.JOB_PRIORITY_UNSPECIFIED
+) -> job_pb2.Job:
+    message = generation_service_pb2.SubmitJobRequest(request=a_request(), terms=job_pb2.JobTerms(priority=priority))
+    return (await stubs.jobs.SubmitJob(message, timeout=T, metadata=(("x-darkroom-tenant", tenant),))).job
+
+
+async def test_tenants_take_turns_and_a_high_priority_goes_before_all(house: House) -> None:
+    house.worker.step_s = 0.05
+    running = await submit(house.stubs)
+    await until_state(house.stubs, running.id, job_pb2.JOB_STATE_RUNNING)
+    greedy = [await submit_as(house.stubs, "greedy") for _ in range(6)]
+    late = [await submit_as(house.stubs, "late") for _ in range(2)]
+    urgent = await submit_as(house.stubs, "greedy", job_pb2.JOB_PRIORITY_HIGH)
+    ended = [await finish(house.stubs, job.id) for job in (*greedy, *late, urgent)]
+    order = [job.id for job in sorted(ended, key=lambda job: job.started_at.ToNanoseconds())]
+    assert order[0] == urgent.id
+    assert {*order[1:5]} == {greedy[0].id, greedy[1].id, late[0].id, late[1].id}
+    assert [job_id for job_id in order if job_id in [job.id for job in greedy]] == [job.id for job in greedy]
+    assert {job.tenant for job in ended} == {"greedy", "late"}
+    assert running.tenant == "default"
+
+
+async def test_a_tenants_part_of_the_queue_is_bounded_and_the_others_still_submit(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, "127.0.0.1:9", "127.0.0.1:9", gateway_max_queued_per_tenant=2)
+    async with serve_gateway(settings) as gateway:
+        for _ in range(2):
+            await submit_as(gateway.stubs, "a")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await submit_as(gateway.stubs, "a")
+        error = from_rpc_error(refused.value)
+        assert (error.reason, error.facts["subject"], error.retry_after_s) == ("QUEUE_FULL", "tenant:a", 5.0)
+        quota = error_details_pb2.QuotaFailure()
+        status = rpc_status.from_call(refused.value)
+        assert status is not None
+        assert any(detail.Unpack(quota) for detail in status.details)
+        assert quota.violations[0].subject == "tenant:a"
+        await submit_as(gateway.stubs, "b")
+
+
+async def test_names_and_priorities_that_nobody_knows_are_refused(house: House) -> None:
+    for message, tenant in (
+        (generation_service_pb2.SubmitJobRequest(request=a_request()), "No Such Name"),
+        (generation_service_pb2.SubmitJobRequest(request=a_request(), terms={"priority": 9}), "a"),  # type: ignore[arg-type]
+    ):
+        call = house.stubs.jobs.SubmitJob(message, timeout=T, metadata=(("x-darkroom-tenant", tenant),))
+        assert await code_of(call) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST")

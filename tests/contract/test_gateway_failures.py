@@ -347,7 +347,7 @@ async def test_the_embedded_redis_dies_with_a_killed_gateway(tmp_path: Path) -> 
     pid = embedded_pid(gateway)
     gateway.kill()
     await gateway.close()
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(T):
         while _is_alive(pid):
             await asyncio.sleep(0.02)
 

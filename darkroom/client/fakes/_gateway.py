@@ -92,7 +92,9 @@ class FakeGateway:
         if self._refusals:
             raise self._refusals.pop(0)
 
-    def submit(self, request: generation_pb2.GenerationRequest, request_id: str, terms: job_pb2.JobTerms) -> FakeJob:
+    def submit(
+        self, request: generation_pb2.GenerationRequest, request_id: str, terms: job_pb2.JobTerms, tenant: str
+    ) -> FakeJob:
         """Accepts a job and starts it, or returns the one that this request_id made."""
         if request_id in self._request_ids:
             job_id, first = self._request_ids[request_id]
@@ -100,7 +102,7 @@ class FakeGateway:
                 raise RequestIdReusedError(f"request_id {request_id} was used with another request")
             return self.jobs[job_id]
         admitted = admit(request, find_model(self.models, request.model))
-        job = FakeJob(f"fake-{len(self.jobs) + 1:06d}", admitted, terms)
+        job = FakeJob(f"fake-{len(self.jobs) + 1:06d}", admitted, terms, tenant)
         self.jobs[job.record.id] = job
         if request_id:
             self._request_ids[request_id] = (job.record.id, (request, terms))
@@ -117,7 +119,7 @@ class FakeGateway:
             return self.jobs[dead.record.redriven_as]
         if not dead.is_dead:
             raise NotDeadError(f"job {job_id} is not dead")
-        job = self.submit(dead.record.request, "", dead.record.terms)
+        job = self.submit(dead.record.request, "", dead.record.terms, dead.record.tenant)
         dead.record.redriven_as, job.record.redriven_from = job.record.id, job_id
         return job
 

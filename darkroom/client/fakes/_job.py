@@ -22,11 +22,14 @@ DEADLY = ("POISON", "WORKER_LOST")
 class FakeJob:
     """One job from acceptance to its end."""
 
-    def __init__(self, job_id: str, request: generation_pb2.GenerationRequest, terms: job_pb2.JobTerms) -> None:
-        self.record = job_pb2.Job(id=job_id, state=job_pb2.JOB_STATE_QUEUED, request=request)
+    def __init__(
+        self, job_id: str, request: generation_pb2.GenerationRequest, terms: job_pb2.JobTerms, tenant: str
+    ) -> None:
+        self.record = job_pb2.Job(
+            id=job_id, state=job_pb2.JOB_STATE_QUEUED, request=request, terms=terms, tenant=tenant
+        )
         self.record.created_at.GetCurrentTime()
         if terms.HasField("deadline"):
-            self.record.terms.CopyFrom(terms)
             ends_at = self.record.created_at.ToNanoseconds() + terms.deadline.ToNanoseconds()
             self.record.deadline_at.FromNanoseconds(ends_at)
         self.data = b""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from darkroom.client._connection import TENANT_KEY
 from darkroom.client.fakes._admission import find_model
 from darkroom.rpc.errors import DarkroomError, InvalidRequestError, NoOutputError, OffsetError, UnsupportedError
 from darkroom.rpc.status import to_status
@@ -42,7 +43,7 @@ class GenerationFake(generation_service_pb2_grpc.GenerationServiceServicer):
 
     async def SubmitJob(self, request, context):  # type: ignore[no-untyped-def]
         async with _answered(self._gateway, context):
-            job = self._gateway.submit(request.request, request.request_id, request.terms)
+            job = self._gateway.submit(request.request, request.request_id, request.terms, _tenant(context))
             return generation_service_pb2.SubmitJobResponse(job=job.record)
 
     async def GetJob(self, request, context):  # type: ignore[no-untyped-def]
@@ -99,7 +100,7 @@ class GenerationFake(generation_service_pb2_grpc.GenerationServiceServicer):
 
     async def Generate(self, request, context):  # type: ignore[no-untyped-def]
         async with _answered(self._gateway, context):
-            job = self._gateway.submit(request.request, request.request_id, request.terms)
+            job = self._gateway.submit(request.request, request.request_id, request.terms, _tenant(context))
             try:
                 async with contextlib.aclosing(job.watch(0)) as events:
                     async for event in events:
@@ -162,6 +163,10 @@ class HealthFake(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
 
     async def Check(self, request, context):  # type: ignore[no-untyped-def]
         return health_pb2.HealthCheckResponse(status=self.status)
+
+
+def _tenant(context: grpc.aio.ServicerContext) -> str:
+    return str(dict(context.invocation_metadata() or ()).get(TENANT_KEY, "default"))
 
 
 @contextlib.asynccontextmanager

@@ -15,11 +15,11 @@ import grpc
 from darkroom.rpc.errors import DarkroomError, DrainingError, InvalidRequestError, NoOutputError
 from darkroom.rpc.logs import log
 from darkroom.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc, job_pb2, worker_pb2
-from services.gateway.admission import FindModel, admit, check_request_id, check_terms, kind_of
+from services.gateway.admission import FindModel, admit, check_request_id, check_terms, find_tenant, kind_of
 from services.gateway.outputs import Outputs
 from services.gateway.paging import make_token, page_size, read_token
 from services.gateway.store.events import Events
-from services.gateway.store.jobs import Jobs, digest_of
+from services.gateway.store.jobs import Bounds, Jobs, digest_of
 from services.gateway.store.record import is_terminal
 from services.gateway.workers.pool import Pool
 
@@ -43,7 +43,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         outputs: Outputs,
         pool: Pool,
         find_model: FindModel,
-        max_queued: int,
+        bounds: Bounds,
         drained: asyncio.Event,
     ) -> None:
         self._jobs = jobs
@@ -51,7 +51,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         self._outputs = outputs
         self._pool = pool
         self._find_model = find_model
-        self._max_queued = max_queued
+        self._bounds = bounds
         self._drained = drained
         self.is_stopping = False
         self._cancels: set[asyncio.Task[None]] = set()
@@ -59,7 +59,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     async def SubmitJob(
         self, request: generation_service_pb2.SubmitJobRequest, context: Context
     ) -> generation_service_pb2.SubmitJobResponse:
-        return generation_service_pb2.SubmitJobResponse(job=await self._submit(request))
+        return generation_service_pb2.SubmitJobResponse(job=await self._submit(request, context))
 
     async def GetJob(
         self, request: generation_service_pb2.GetJobRequest, context: Context
@@ -114,7 +114,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     async def Generate(
         self, request: generation_service_pb2.GenerateRequest, context: Context
     ) -> AsyncIterator[generation_service_pb2.GenerateResponse]:
-        job = await self._submit(request)
+        job = await self._submit(request, context)
         try:
             async for event in self._watch(job.id, 0):
                 if event.HasField("job"):
@@ -141,7 +141,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         self, request: generation_service_pb2.RedriveJobRequest, context: Context
     ) -> generation_service_pb2.RedriveJobResponse:
         check_request_id(request.request_id)
-        job = await self._jobs.redrive(request.job_id, request.request_id.lower(), self._max_queued)
+        job = await self._jobs.redrive(request.job_id, request.request_id.lower(), self._bounds)
         log.info("job_redriven", job_id=job.id, dead_job_id=request.job_id)
         return generation_service_pb2.RedriveJobResponse(job=self._explained(job))
 
@@ -149,15 +149,16 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         """Waits for cancellations that dropped streams have left."""
         await asyncio.gather(*self._cancels, return_exceptions=True)
 
-    async def _submit(self, asked: Submission) -> job_pb2.Job:
+    async def _submit(self, asked: Submission, context: Context) -> job_pb2.Job:
+        tenant = find_tenant(context.invocation_metadata() or ())
         check_request_id(asked.request_id)
         check_terms(asked.terms)
         full = admit(asked.request, self._find_model)
         digest = digest_of(asked.request, asked.terms)
         job = await self._jobs.submit(
-            full, kind_of(full), asked.request_id.lower(), digest, self._max_queued, asked.terms
+            full, kind_of(full), asked.request_id.lower(), digest, self._bounds, asked.terms, tenant
         )
-        log.info("job_accepted", job_id=job.id, model=full.model)
+        log.info("job_accepted", job_id=job.id, model=full.model, tenant=tenant)
         return self._explained(job)
 
     async def _watch(self, job_id: str, after: int) -> AsyncGenerator[job_pb2.JobEvent, None]:

@@ -95,6 +95,7 @@ class Events:
             id=job.id,
             state=int(fields[b"state"]),  # type: ignore[arg-type]
             request=job.request,
+            tenant=job.tenant,
             terms=job.terms if job.HasField("terms") else None,
             created_at=job.created_at,
             deadline_at=job.deadline_at if job.HasField("deadline_at") else None,

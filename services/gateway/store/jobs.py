@@ -10,6 +10,7 @@ import hashlib
 import re
 import secrets
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import redis.asyncio as aioredis
@@ -46,6 +47,20 @@ LATE = error_to_message(
 NAMING = (b"%d" % job_pb2.JOB_STATE_RUNNING, b"%d" % job_pb2.JOB_STATE_SUCCEEDED)
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """How many jobs may wait."""
+
+    in_all: int
+    of_tenant: int
+
+
+# A priority's rank in line; nothing said is normal.
+RANKS = {job_pb2.JOB_PRIORITY_HIGH: 0, job_pb2.JOB_PRIORITY_LOW: 2}
+NORMAL_RANK = 1
+DEFAULT_TENANT = "default"
+
+
 class Wish(enum.StrEnum):
     """What somebody wants of a running job; the first one is false."""
 
@@ -77,8 +92,9 @@ class Jobs:
         kind: str,
         request_id: str,
         digest: str,
-        max_queued: int,
+        bounds: Bounds,
         terms: job_pb2.JobTerms | None = None,
+        tenant: str = DEFAULT_TENANT,
     ) -> job_pb2.Job:
         """Accepts a job; it is on disk when this returns.
 
@@ -87,12 +103,13 @@ class Jobs:
             kind: jobs of one kind run on the same loaded plan.
             request_id: of the caller's making, or "".
             digest: of the request as it came.
-            max_queued: jobs that may wait.
+            bounds: of the queue.
             terms: checked.
+            tenant: whose it is.
 
         Raises:
             RequestIdReusedError: another request had this id.
-            QueueFullError: too many jobs wait.
+            QueueFullError: too many jobs wait, of all or of this tenant.
         """
         data = request.SerializeToString(deterministic=True)
         suffix = secrets.token_hex(6)
@@ -104,14 +121,17 @@ class Jobs:
             kind,
             request_id,
             digest,
-            max_queued,
             terms.SerializeToString(deterministic=True),
             terms.deadline.ToMilliseconds(),
+            RANKS.get(terms.priority, NORMAL_RANK),
+            tenant,
+            bounds.in_all,
+            bounds.of_tenant,
             lasting=True,
         )
-        return _accepted(answer, request_id, max_queued)
+        return _accepted(answer, request_id, bounds)
 
-    async def redrive(self, job_id: str, request_id: str, max_queued: int) -> job_pb2.Job:
+    async def redrive(self, job_id: str, request_id: str, bounds: Bounds) -> job_pb2.Job:
         """Makes a new job of a dead one, once; it is on disk when this returns.
 
         Raises:
@@ -122,13 +142,15 @@ class Jobs:
         """
         check_job_id(job_id)
         suffix, digest = secrets.token_hex(6), f"redrive {job_id}"
-        answer = await self._scripts.call("redrive", job_id, suffix, request_id, digest, max_queued, lasting=True)
+        answer = await self._scripts.call(
+            "redrive", job_id, suffix, request_id, digest, bounds.in_all, bounds.of_tenant, lasting=True
+        )
         if answer[0] == b"missing":
             raise unknown(job_id)
         if answer[0] == b"not dead":
             text = f"job {job_id} is not dead; `darkroom jobs dead` lists what can be re-driven"
             raise NotDeadError(text, job_id=job_id, state=job_pb2.JobState.Name(int(answer[1])))  # type: ignore[arg-type]
-        return _accepted(answer, request_id, max_queued)
+        return _accepted(answer, request_id, bounds)
 
     async def get(self, job_id: str) -> job_pb2.Job:
         """Returns a job. Raises UnknownJobError."""
@@ -385,15 +407,22 @@ def digest_of(request: generation_pb2.GenerationRequest, terms: job_pb2.JobTerms
     return hashlib.sha256(b"".join(both)).hexdigest()
 
 
-def _accepted(answer: Sequence[Any], request_id: str, max_queued: int) -> job_pb2.Job:
+def _accepted(answer: Sequence[Any], request_id: str, bounds: Bounds) -> job_pb2.Job:
     """Returns the job that a script accepted, or raises why it did not."""
     outcome = answer[0]
     if outcome == b"reused":
         text = f"request_id {request_id} was used with another request, for job {answer[1].decode()}; take a new one"
         raise RequestIdReusedError(text, job_id=answer[1].decode())
     if outcome == b"full":
-        text = f"{answer[1]} jobs wait already, which is the limit; try again later"
-        raise QueueFullError(text, retry_after_s=5.0, queued_jobs=answer[1], max_queued_jobs=max_queued)
+        waiting, tenant = int(answer[1]), answer[2].decode()
+        limit, whose = (bounds.of_tenant, f" of tenant {tenant}") if tenant else (bounds.in_all, "")
+        raise QueueFullError(
+            f"{waiting} jobs{whose} wait already, which is the limit; try again later",
+            retry_after_s=5.0,
+            subject=f"tenant:{tenant}" if tenant else "queue",
+            queued_jobs=waiting,
+            max_queued_jobs=limit,
+        )
     return job_message(answer[1].decode(), fields_of(answer[2]))
 
 

@@ -7,15 +7,17 @@ One server, not a cluster: scripts derive names from ids.
 |---|---|---|---|
 | darkroom:store | string | for ever | name of this database: half of every fencing token |
 | darkroom:token | counter | for ever | the other half: rises with each claim, so that a late writer is told apart |
-| darkroom:order | counter | for ever | place in the queue; a job that returns to it keeps its place |
+| darkroom:virtual | counter | for ever | how far the line has come, in virtual time: fairness |
+| darkroom:flows | hash rank:tenant to time | while the tenant waits | each flow's next place in line |
+| darkroom:waiting | hash tenant to count | while the tenant waits | bounds on each tenant's waiting jobs |
 | darkroom:outputs | string | for ever | name of the output folder that these jobs' files are in |
 | darkroom:since | string, server ms | for ever | when this database was new: older outputs are not its own to judge |
 | darkroom:output_bytes | counter | for ever | size of all outputs that jobs name: retention by size |
 | darkroom:job:ID | hash | until its retention ends | the job: fields below |
 | darkroom:events:ID | stream, capped | 1 h past the job's end | what WatchJob replays; entry N-0 has sequence N |
 | darkroom:request:REQUEST_ID | hash job, digest | as long as its job | idempotency: a repeated submit finds its job |
-| darkroom:queue | zset by order | while jobs wait | first in, first out |
-| darkroom:queue:KIND | zset by order | while jobs wait | the same jobs, by model and preferences: affinity |
+| darkroom:queue | zset by place | while jobs wait | the line: fair over tenants, by priority; see `prelude.lua` |
+| darkroom:queue:KIND | zset by place | while jobs wait | the same jobs, by model and preferences: affinity |
 | darkroom:deadlines | zset by server ms | until their jobs end | when jobs that have a deadline must have ended |
 | darkroom:leases | zset by server ms | while jobs run | when each running job counts as abandoned by its gateway |
 | darkroom:worker:ID | hash job, token | while a job runs on it | one job a worker, whoever claims |
@@ -25,11 +27,12 @@ One server, not a cluster: scripts derive names from ids.
 | darkroom:finished | zset by server ms | until retention ends | when retention ends |
 | darkroom:bell | channel | - | wakes gateways: `q` queue, `e:ID` event, `c:ID` stop, `l` leases, `d` deadline |
 
-Fields of a job: request, terms, created_ms, queued_ms, started_ms, finished_ms, deadline_ms, state, attempts, worker,
-seq, state_seq, progress, output, bytes (of the output's file), error, order, kind, request_id, redriven_as,
-redriven_from, failed_attempts (messages, one after the other). Never shown: token (of the newest claim), run and
-run_seq (name of the run on the worker and its last event kept here), cancel (asked for), lost and deaths (how often a
-worker was lost, an engine died), terminal_writes (never above 1).
+Fields of a job: request, terms, tenant, created_ms, started_ms, finished_ms, deadline_ms, state, attempts, worker,
+seq, state_seq, progress, output, bytes (of the output's file), error, kind, request_id, redriven_as, redriven_from,
+failed_attempts (messages, one after the other). Never shown: token (of the newest claim), run and run_seq (name of
+the run on the worker and its last event kept here), place (in line; a job that returns to it keeps its place),
+passed_ms (when another job first went before it at the head of the line), cancel (asked for), lost and deaths (how
+often a worker was lost, an engine died), terminal_writes (never above 1).
 Protobuf values are opaque bytes to Redis; times are the server's clock in milliseconds.
 """
 

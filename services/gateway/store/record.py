@@ -60,6 +60,7 @@ def job_message(job_id: str, fields: Fields) -> job_pb2.Job:
     for name in ("terms", "progress", "output", "error"):
         if data := fields.get(name.encode()):
             getattr(job, name).ParseFromString(data)
+    job.tenant = fields.get(b"tenant", b"default").decode()
     job.redriven_as = fields.get(b"redriven_as", b"").decode()
     job.redriven_from = fields.get(b"redriven_from", b"").decode()
     if attempts := fields.get(b"failed_attempts"):

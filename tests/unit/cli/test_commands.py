@@ -78,7 +78,7 @@ def test_advice_is_for_reasons_and_options_for_fields_that_exist() -> None:
     assert set(ADVICE) <= set(errors.ERRORS_BY_REASON)
     fields = {f"request.{name}" for name in generation_pb2.GenerationRequest.DESCRIPTOR.fields_by_name}
     fields |= {f"terms.{name}" for name in job_pb2.JobTerms.DESCRIPTOR.fields_by_name}
-    assert set(OPTIONS) - {"count", "device"} <= fields
+    assert set(OPTIONS) - {"count", "device", "x-darkroom-tenant"} <= fields
 
 
 def test_models_are_listed_and_shown(darkroom: Command) -> None:

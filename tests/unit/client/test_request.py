@@ -103,3 +103,9 @@ def test_a_deadline_is_a_term_of_the_job_and_no_field_of_the_picture() -> None:
     for wrong in ("soon", float("nan"), float("inf"), 1e30):
         with pytest.raises(InvalidRequestError, match=r"terms\.deadline"):
             build_terms({"deadline_s": wrong})  # type: ignore[typeddict-item]
+
+
+def test_a_priority_is_a_term_of_the_job() -> None:
+    assert build_terms({"priority": "high"}) == job_pb2.JobTerms(priority=job_pb2.JOB_PRIORITY_HIGH)
+    with pytest.raises(InvalidRequestError, match=r"terms\.priority"):
+        build_terms({"priority": "urgent"})  # type: ignore[typeddict-item]

@@ -22,7 +22,7 @@ from darkroom.rpc.errors import (
 )
 from darkroom.v1 import error_pb2, generation_pb2, job_pb2
 from services.gateway.store.connection import Durability, connect, evicts, find_durability
-from services.gateway.store.jobs import LATE, Jobs, Setback, Wish
+from services.gateway.store.jobs import LATE, Bounds, Jobs, Setback, Wish
 from services.gateway.store.record import Claim
 from services.gateway.store.scripts import Scripts
 from tests.fakes.redis import open_jobs, serve_redis
@@ -30,6 +30,7 @@ from tests.fakes.redis import open_jobs, serve_redis
 pytestmark = pytest.mark.redis
 FAILED = error_pb2.Error(code=9, reason="POISON", message="enough")
 OUTPUT = generation_pb2.Output(content_type="image/png", size_bytes=3)
+BOUNDS, ONE, NONE = Bounds(100, 100), Bounds(1, 1), Bounds(0, 0)
 STATES = job_pb2.JobState.values()[1:]
 
 
@@ -51,7 +52,7 @@ def client(store: tuple[Jobs, aioredis.Redis]) -> aioredis.Redis:
 
 async def submit(jobs: Jobs, kind: str = "tiny/0.0.0", request_id: str = "", digest: str = "d") -> job_pb2.Job:
     request = generation_pb2.GenerationRequest(model=kind.partition("/")[0], prompt="x", seed=7)
-    return await jobs.submit(request, kind, request_id, digest, 100)
+    return await jobs.submit(request, kind, request_id, digest, BOUNDS)
 
 
 async def claim(jobs: Jobs, worker: str = "w", kind: str = "", elsewhere: tuple[str, ...] = ()) -> Claim:
@@ -132,11 +133,11 @@ async def test_fifty_submits_with_one_id_make_one_job(jobs: Jobs, client: aiored
 
 async def test_a_repeated_submit_finds_its_job_even_when_the_queue_is_full(jobs: Jobs) -> None:
     request = generation_pb2.GenerationRequest(model="tiny")
-    first = await jobs.submit(request, "k", str(uuid.UUID(int=1)), "d", 1)
+    first = await jobs.submit(request, "k", str(uuid.UUID(int=1)), "d", ONE)
     with pytest.raises(QueueFullError) as full:
-        await jobs.submit(request, "k", "", "d", 1)
+        await jobs.submit(request, "k", "", "d", ONE)
     assert full.value.facts["max_queued_jobs"] == "1"
-    assert (await jobs.submit(request, "k", str(uuid.UUID(int=1)), "d", 1)).id == first.id
+    assert (await jobs.submit(request, "k", str(uuid.UUID(int=1)), "d", ONE)).id == first.id
 
 
 async def test_a_lease_runs_out_by_the_servers_clock(jobs: Jobs) -> None:
@@ -212,7 +213,7 @@ async def test_a_dead_job_is_listed_with_its_evidence_and_re_driven_once(jobs: J
     ] == [(1, "w0", "SIGKILL"), (2, "w1", "SIGKILL")]
     assert dead.failed_attempts[0].happened_at.seconds > 0
     assert [attempt.error.reason for attempt in (await jobs.get(bystander.id)).failed_attempts] == ["POISON"]
-    made = await asyncio.gather(*(jobs.redrive(dead.id, "", 100) for _ in range(20)))
+    made = await asyncio.gather(*(jobs.redrive(dead.id, "", BOUNDS) for _ in range(20)))
     assert len({job.id for job in made}) == 1
     assert (made[0].request, made[0].redriven_from, made[0].attempts) == (dead.request, dead.id, 0)
     after = await jobs.get(dead.id)
@@ -221,9 +222,9 @@ async def test_a_dead_job_is_listed_with_its_evidence_and_re_driven_once(jobs: J
     assert (await claim(jobs)).job.id == made[0].id
     for wrong in (bystander.id, made[0].id):
         with pytest.raises(NotDeadError):
-            await jobs.redrive(wrong, "", 100)
+            await jobs.redrive(wrong, "", BOUNDS)
     with pytest.raises(UnknownJobError):
-        await jobs.redrive("0" * 24, "", 100)
+        await jobs.redrive("0" * 24, "", BOUNDS)
     assert await client.hget(f"darkroom:job:{dead.id}", "terminal_writes") == b"1"
 
 
@@ -231,11 +232,11 @@ async def test_a_re_drive_keeps_to_its_request_id_and_to_the_queues_bound(jobs: 
     dead, other = await a_dead_job(jobs), await a_dead_job(jobs)
     request_id = str(uuid.UUID(int=5))
     with pytest.raises(QueueFullError):
-        await jobs.redrive(dead.id, request_id, 0)
-    made = await jobs.redrive(dead.id, request_id, 100)
-    assert (await jobs.redrive(dead.id, request_id, 0)).id == made.id
+        await jobs.redrive(dead.id, request_id, NONE)
+    made = await jobs.redrive(dead.id, request_id, BOUNDS)
+    assert (await jobs.redrive(dead.id, request_id, NONE)).id == made.id
     with pytest.raises(RequestIdReusedError):
-        await jobs.redrive(other.id, request_id, 100)
+        await jobs.redrive(other.id, request_id, BOUNDS)
     with pytest.raises(RequestIdReusedError):
         await submit(jobs, request_id=request_id)
 
@@ -307,7 +308,7 @@ def terms_of(deadline_s: float) -> job_pb2.JobTerms:
 
 async def submit_within(jobs: Jobs, deadline_s: float) -> job_pb2.Job:
     request = generation_pb2.GenerationRequest(model="tiny")
-    return await jobs.submit(request, "tiny/0.0.0", "", "d", 100, terms_of(deadline_s))
+    return await jobs.submit(request, "tiny/0.0.0", "", "d", BOUNDS, terms_of(deadline_s))
 
 
 async def test_a_claim_ends_jobs_past_their_deadlines_and_takes_the_next_one(jobs: Jobs) -> None:

@@ -1,6 +1,7 @@
 -- Takes the next job for a free worker: job and worker together, under one fencing token.
--- The head of the queue goes first once it has waited for `patience`; before that, the oldest job of the kind that the
--- worker has loaded; then the oldest job of a kind that no other worker has loaded.
+-- The head of the line goes first once it has been passed over for `patience`; before that, the first job of the kind
+-- that the worker has loaded, unless its rank is below the head's; then the first job of a kind that no other worker has
+-- loaded.
 -- A job whose deadline has passed ends here instead of starting.
 -- ARGV: worker id, kind loaded there or '', patience in ms, lease in ms, candidate name of the store, error of a job past
 -- its deadline, kinds loaded elsewhere...
@@ -11,20 +12,30 @@ if redis.call('EXISTS', P .. 'worker:' .. worker, P .. 'operator:' .. worker) > 
 for _, id in ipairs(redis.call('ZRANGE', P .. 'deadlines', '-inf', whole(now_ms()), 'BYSCORE')) do
   if redis.call('HGET', job_key(id), 'state') == QUEUED then finish(id, FAILED, '', late) end
 end
-local head = redis.call('ZRANGE', P .. 'queue', 0, 0)[1]
+local head, place = unpack(redis.call('ZRANGE', P .. 'queue', 0, 0, 'WITHSCORES'))
 if not head then return {'none', -1} end
-local waited = now_ms() - tonumber(redis.call('HGET', job_key(head), 'queued_ms'))
+local now = now_ms()
+local passed_ms = redis.call('HGET', job_key(head), 'passed_ms')
+local passed_for = now - tonumber(passed_ms or now)
 local id = nil
-if waited >= tonumber(patience_ms) then id = head end
-if not id and loaded ~= '' then id = redis.call('ZRANGE', P .. 'queue:' .. loaded, 0, 0)[1] end
+if passed_for >= tonumber(patience_ms) then id = head end
+if not id and loaded ~= '' then
+  local first = redis.call('ZRANGE', P .. 'queue:' .. loaded, 0, 0, 'WITHSCORES')
+  if first[1] and rank_of(first[2]) <= rank_of(place) then id = first[1] end
+end
 if not id then
   local elsewhere = {}
-  for place = 7, #ARGV do elsewhere[ARGV[place]] = true end
+  for index = 7, #ARGV do elsewhere[ARGV[index]] = true end
   for _, waiting in ipairs(redis.call('ZRANGE', P .. 'queue', 0, LOOK_AHEAD - 1)) do
     if not elsewhere[redis.call('HGET', job_key(waiting), 'kind')] then id = waiting; break end
   end
 end
-if not id then return {'none', math.max(0, tonumber(patience_ms) - waited)} end
+if not id and loaded ~= '' then id = redis.call('ZRANGE', P .. 'queue:' .. loaded, 0, 0)[1] end
+if id ~= head and not passed_ms then redis.call('HSET', job_key(head), 'passed_ms', whole(now)) end
+if not id then return {'none', math.max(0, tonumber(patience_ms) - passed_for)} end
+-- Time in line goes on to where its head stands.
+local virtual = math.floor(tonumber(place) / RANKS)
+if virtual > tonumber(redis.call('GET', P .. 'virtual') or '0') then redis.call('SET', P .. 'virtual', whole(virtual)) end
 redis.call('SET', P .. 'store', candidate, 'NX')
 local token = next_token()
 leave_queue(id)

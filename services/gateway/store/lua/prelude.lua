@@ -36,9 +36,46 @@ local function enter(id, state)
   ring('e:' .. id)
 end
 
+-- The line is fair by virtual time: each flow, a tenant's jobs of one rank, is a clock that goes on by a step with every
+-- job, and never lags behind the head of the line. A job's place is its clock's time, four ranks apart within it.
+-- Ranks: 0 high, 1 normal, 2 low.
+local RANKS = 4
+local STEPS = {[0] = 1, 8, 64}
+
+local function rank_of(place) return tonumber(place) % RANKS end
+
+local function tenant_of(id) return redis.call('HGET', job_key(id), 'tenant') or 'default' end
+
+local function next_place(tenant, rank)
+  local flow = rank .. ':' .. tenant
+  local now = tonumber(redis.call('GET', P .. 'virtual') or '0')
+  local time = math.max(now, tonumber(redis.call('HGET', P .. 'flows', flow) or '0'))
+  redis.call('HSET', P .. 'flows', flow, whole(time + STEPS[rank]))
+  return time * RANKS + rank
+end
+
+local function stand_in_line(id, place, kind, tenant)
+  redis.call('ZADD', P .. 'queue', place, id)
+  redis.call('ZADD', P .. 'queue:' .. kind, place, id)
+  redis.call('HINCRBY', P .. 'waiting', tenant, 1)
+end
+
 local function leave_queue(id)
-  redis.call('ZREM', P .. 'queue', id)
-  redis.call('ZREM', P .. 'queue:' .. (redis.call('HGET', job_key(id), 'kind') or ''), id)
+  if redis.call('ZREM', P .. 'queue', id) == 0 then return end
+  redis.call('ZREM', P .. 'queue:' .. redis.call('HGET', job_key(id), 'kind'), id)
+  local tenant = tenant_of(id)
+  if redis.call('HINCRBY', P .. 'waiting', tenant, -1) <= 0 then
+    redis.call('HDEL', P .. 'waiting', tenant)
+    redis.call('HDEL', P .. 'flows', '0:' .. tenant, '1:' .. tenant, '2:' .. tenant)
+  end
+end
+
+-- Why one more job may not wait: nil where it may.
+local function refusal(tenant, most, most_of_tenant)
+  local waiting = redis.call('ZCARD', P .. 'queue')
+  if waiting >= tonumber(most) then return {'full', waiting, ''} end
+  local own = tonumber(redis.call('HGET', P .. 'waiting', tenant) or '0')
+  if own >= tonumber(most_of_tenant) then return {'full', own, tenant} end
 end
 
 local function free_worker(id)
@@ -107,9 +144,10 @@ end
 local function accept(job)
   local now = now_ms()
   local id = string.format('%012x', now) .. job.suffix
-  local order = redis.call('INCR', P .. 'order')
-  redis.call('HSET', job_key(id), 'request', job.request, 'created_ms', whole(now), 'queued_ms', whole(now), 'attempts',
-    '0', 'order', whole(order), 'kind', job.kind, 'request_id', job.request_id)
+  local place = next_place(job.tenant, job.rank)
+  redis.call('HSET', job_key(id), 'request', job.request, 'created_ms', whole(now), 'attempts', '0', 'place',
+    whole(place), 'kind', job.kind, 'request_id', job.request_id)
+  if job.tenant ~= 'default' then redis.call('HSET', job_key(id), 'tenant', job.tenant) end
   if job.terms ~= '' then redis.call('HSET', job_key(id), 'terms', job.terms) end
   if job.deadline_ms > 0 then
     local deadline = whole(now + job.deadline_ms)
@@ -120,8 +158,7 @@ local function accept(job)
   if job.request_id ~= '' then
     redis.call('HSET', P .. 'request:' .. job.request_id, 'job', id, 'digest', job.digest)
   end
-  redis.call('ZADD', P .. 'queue', order, id)
-  redis.call('ZADD', P .. 'queue:' .. job.kind, order, id)
+  stand_in_line(id, place, job.kind, job.tenant)
   enter(id, QUEUED)
   ring('q')
   return id

@@ -36,10 +36,9 @@ end
 free_worker(id)
 redis.call('HDEL', key, 'progress', 'started_ms')
 -- It has waited enough: whichever worker is free next takes it, loaded or not.
-redis.call('HSET', key, 'queued_ms', '0')
-local order = redis.call('HGET', key, 'order')
-redis.call('ZADD', P .. 'queue', order, id)
-redis.call('ZADD', P .. 'queue:' .. redis.call('HGET', key, 'kind'), order, id)
+redis.call('HSET', key, 'passed_ms', '0')
+local held = redis.call('HMGET', key, 'place', 'kind')
+stand_in_line(id, held[1] or '0', held[2], tenant_of(id))
 enter(id, QUEUED)
 ring('q')
 return {'queued'}
