@@ -38,6 +38,9 @@ def generate(
     count: options.Count = 1,
     output: options.OutputPath = None,
     format: options.Format = None,
+    priority: options.Priority = None,
+    deadline: options.Deadline = None,
+    tenant: options.Tenant = None,
     overwrite: options.Overwrite = False,
     detach: options.Detach = False,
     show: options.Show = True,
@@ -56,6 +59,8 @@ def generate(
       darkroom generate "a blue car" --steps 28 --guidance 4 --size 128x128
 
       darkroom generate "a house" --output - | imgcat
+
+      darkroom generate "a red apple" --priority high --deadline 30
     """
     from darkroom.cli.destination import Destination
     from darkroom.cli.session import with_client
@@ -71,11 +76,13 @@ def generate(
         "guidance": guidance,
         "seed": seed,
         "format": destination.choose_format(_known_format(format)),
+        "priority": _known_priority(priority),
+        "deadline_s": deadline,
     }
     if not detach:
         destination.prepare()
     order = Order(prompt, count, fields, destination, show)
-    exit_code = with_client(address, order.submit_and_leave if detach else order.run)
+    exit_code = with_client(address, order.submit_and_leave if detach else order.run, tenant)
     if exit_code:
         raise typer.Exit(exit_code)
 
@@ -200,6 +207,12 @@ def _known_format(format: str | None) -> str | None:
     if name not in ("png", "jpeg", "webp"):
         raise typer.BadParameter(f"{format!r} is none of png, jpeg, webp", param_hint="--format")
     return name
+
+
+def _known_priority(priority: str | None) -> str | None:
+    if priority is not None and priority not in ("low", "normal", "high"):
+        raise typer.BadParameter(f"{priority!r} is none of low, normal, high", param_hint="--priority")
+    return priority
 
 
 def _tell_cancelled(console: Console, jobs: Sequence[job_pb2.Job]) -> None:

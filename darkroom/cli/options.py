@@ -54,6 +54,28 @@ Format = Annotated[
         "--format", "-f", metavar="NAME", help="png, jpeg or webp.", show_default="by the file's suffix, else png"
     ),
 ]
+Priority = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Among jobs that wait: low, normal or high.", show_default="normal"),
+]
+Tenant = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        envvar="DARKROOM_TENANT",
+        help="On whose behalf: tenants share the workers in turns.",
+        show_default="default",
+    ),
+]
+Deadline = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        min=0.001,
+        help="Give up on a picture that is not done by then.",
+        show_default="none",
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace a file that exists.")]
 Detach = Annotated[bool, typer.Option("--detach", "-d", help="Submit, print the job's id, and leave.")]
 Show = Annotated[bool, typer.Option(help="Show the picture where the terminal can.")]

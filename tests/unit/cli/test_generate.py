@@ -191,3 +191,32 @@ def test_a_signal_cancels_the_jobs_and_leaves_no_file(
     assert "Traceback" not in err
     assert {job.record.state for job in gateway.jobs.values()} == {job_pb2.JOB_STATE_CANCELLED}
     assert os.listdir(tmp_path) == []
+
+
+def test_a_deadline_ends_what_is_not_done_by_then(darkroom: Command, gateway: FakeGateway) -> None:
+    gateway.step_s = 0.05
+    ran = darkroom("generate", "a cat", "--steps", "40", "--deadline", "0.2")
+    assert ran.exit_code == 1
+    assert ran.err.splitlines()[-2:] == [
+        "error: the job's deadline passed before its end",
+        "  next: Allow more time, or see what keeps the workers busy: `darkroom status`.",
+    ]
+    (job,) = gateway.jobs.values()
+    assert "deadline" in darkroom("jobs", "show", job.record.id).out
+
+
+def test_priority_and_tenant_reach_the_gateway(
+    darkroom: Command, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert darkroom("generate", "a cat", "--priority", "high", "--tenant", "kiosk").exit_code == 0
+    monkeypatch.setenv("DARKROOM_TENANT", "from-the-environment")
+    assert darkroom("generate", "a cat").exit_code == 0
+    first, second = gateway.jobs.values()
+    assert (first.record.terms.priority, first.record.tenant) == (job_pb2.JOB_PRIORITY_HIGH, "kiosk")
+    assert (second.record.terms.priority, second.record.tenant) == (0, "from-the-environment")
+    shown = darkroom("jobs", "show", first.record.id).out
+    assert "high" in shown
+    assert "kiosk" in shown
+    wrong = darkroom("generate", "a cat", "--priority", "urgent")
+    assert wrong.exit_code == 2
+    assert "'urgent' is none of low, normal, high" in wrong.err
