@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from darkroom.cli.destination import Destination
     from darkroom.cli.progress import JobsDisplay
     from darkroom.client import AsyncClient
-    from darkroom.v1 import job_pb2
+    from darkroom.v1 import job_pb2, plan_pb2
 
 
 def generate(
@@ -35,6 +35,7 @@ def generate(
     guidance: options.Guidance = None,
     negative: options.Negative = None,
     seed: options.Seed = None,
+    scheme: options.Scheme = None,
     count: options.Count = 1,
     output: options.OutputPath = None,
     format: options.Format = None,
@@ -58,6 +59,8 @@ def generate(
 
       darkroom generate "a blue car" --steps 28 --guidance 4 --size 128x128
 
+      darkroom generate "a house" --scheme int8
+
       darkroom generate "a house" --output - | imgcat
 
       darkroom generate "a red apple" --priority high --deadline 30
@@ -75,6 +78,7 @@ def generate(
         "steps": steps,
         "guidance": guidance,
         "seed": seed,
+        "preferences": _preferences(scheme),
         "format": destination.choose_format(_known_format(format)),
         "priority": _known_priority(priority),
         "deadline_s": deadline,
@@ -207,6 +211,12 @@ def _known_format(format: str | None) -> str | None:
     if name not in ("png", "jpeg", "webp"):
         raise typer.BadParameter(f"{format!r} is none of png, jpeg, webp", param_hint="--format")
     return name
+
+
+def _preferences(scheme: str | None) -> plan_pb2.PlanPreferences | None:
+    from darkroom.cli.plan import read_preferences
+
+    return read_preferences(scheme, None, None) if scheme is not None else None
 
 
 def _known_priority(priority: str | None) -> str | None:

@@ -28,6 +28,12 @@ Negative = Annotated[
     str | None,
     typer.Option("--negative", "-n", metavar="TEXT", help="What to steer away from.", show_default=THE_MODELS),
 ]
+Scheme = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME", help="Weights of the denoiser: none, int8, fp8, fp8_storage.", show_default="planner's choice"
+    ),
+]
 Seed = Annotated[
     int | None,
     typer.Option(metavar="N", min=0, max=MAX_SEED, help="Same seed, same picture.", show_default="drawn"),

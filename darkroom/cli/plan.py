@@ -62,7 +62,7 @@ def plan(
         raise UserError("--device and --worker exclude each other", "Leave one of them out.", EXIT_USAGE)
     requests = [
         model_service_pb2.PlanModelRequest(
-            model=model, device=item, preferences=_preferences(scheme, memory, speed), workload=_workload(size)
+            model=model, device=item, preferences=read_preferences(scheme, memory, speed), workload=_workload(size)
         )
         for item in (describe_devices(device, taken) if device is not None else [None])
     ]
@@ -126,7 +126,8 @@ def describe_devices(name: str, taken_gb: float) -> list[device_pb2.Device]:
     return devices
 
 
-def _preferences(scheme: str | None, memory: str | None, speed: str | None) -> plan_pb2.PlanPreferences:
+def read_preferences(scheme: str | None, memory: str | None, speed: str | None) -> plan_pb2.PlanPreferences:
+    """Returns the wishes that these words stand for. Raises BadParameter for a word that stands for none."""
     from darkroom.v1 import device_pb2, plan_pb2
 
     return plan_pb2.PlanPreferences(
@@ -155,4 +156,4 @@ def _workload(size: str | None) -> plan_pb2.Workload | None:
     width, height = choose_size(size, None, None)
     if width is None or height is None:
         return None
-    return plan_pb2.Workload(width=width, height=height, batch_size=1, num_frames=1)
+    return plan_pb2.Workload(width=width, height=height)

@@ -14,7 +14,7 @@ import pytest
 from darkroom.cli.png import read_pixels
 from darkroom.client import errors
 from darkroom.client.fakes import FakeGateway
-from darkroom.v1 import generation_pb2, job_pb2
+from darkroom.v1 import device_pb2, generation_pb2, job_pb2, plan_pb2
 from tests.unit.cli.conftest import Command
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -72,7 +72,7 @@ def test_several_pictures_have_seeds_that_follow_each_other(darkroom: Command, t
 
 def test_every_option_reaches_the_gateway(darkroom: Command, gateway: FakeGateway) -> None:
     options = "--model text-to-emoji --size 64x96 --steps 3 --guidance 2.5 --seed 0 --negative blurry --format png"
-    assert darkroom("generate", "a cat", *options.split()).exit_code == 0
+    assert darkroom("generate", "a cat", "--scheme", "int8", *options.split()).exit_code == 0
     (job,) = gateway.jobs.values()
     assert job.record.request == generation_pb2.GenerationRequest(
         model="emoji",
@@ -84,6 +84,7 @@ def test_every_option_reaches_the_gateway(darkroom: Command, gateway: FakeGatewa
         guidance=2.5,
         seed=0,
         format=generation_pb2.OUTPUT_FORMAT_PNG,
+        preferences=plan_pb2.PlanPreferences(scheme=device_pb2.SCHEME_INT8),
     )
 
 
