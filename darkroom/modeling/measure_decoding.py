@@ -18,6 +18,7 @@ import torch
 from darkroom.knowledge import load_catalogue
 from darkroom.modeling.live_memory import peak_live_bytes
 from darkroom.modeling.skeleton import build_skeleton
+from darkroom.modeling.tiles import use_tiles
 
 DECODING_FILE = Path(__file__).parents[1] / "knowledge" / "decoding.toml"
 HEADER = """# What decoding holds beside weights, in live bytes at two bytes a number.
@@ -70,7 +71,7 @@ def measure(vae: Any, geometry: Geometry) -> dict[str, float]:
     few, many = geometry.lengths
     pixels = 512 * 512
     whole = [decode_bytes(vae, geometry, 512, frames) for frames in (few, many)]
-    use_tiles(vae)
+    use_tiles(vae, TILE_SIDE)
     tiled = [decode_bytes(vae, geometry, 1024, frames) for frames in (few, many)]
     tile = [decode_bytes(vae, geometry, 512, frames) for frames in (few, many)]
     slope, base = _line(few, many, whole)
@@ -92,15 +93,6 @@ def _line(few: int, many: int, values: list[int] | list[float]) -> tuple[float, 
         return 0.0, float(values[0])
     slope = (values[1] - values[0]) / (many - few)
     return slope, values[0] - slope * few
-
-
-def use_tiles(vae: Any) -> None:
-    """Turns tiling on; a class whose tiles are its training size (1,024 pixels) gets smaller ones."""
-    vae.enable_tiling()
-    side = getattr(vae, "tile_sample_min_size", 0)
-    if side > TILE_SIDE:
-        vae.tile_latent_min_size = vae.tile_latent_min_size * TILE_SIDE // side
-        vae.tile_sample_min_size = TILE_SIDE
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import huggingface_hub.constants
 
-from darkroom.knowledge import load_catalogue
+from darkroom.knowledge import Variant, load_catalogue
 from darkroom.knowledge.catalogue import Catalogue
 from darkroom.rpc.errors import DarkroomError
 from darkroom.v1 import checkpoint_pb2, worker_pb2
@@ -46,8 +46,8 @@ class Inspector:
         return answer
 
     def is_trusted(self, repo_id: str) -> bool:
-        """True if the catalogue names the Hub repository."""
-        return any(variant.source.repo_id == repo_id for variant in self.catalogue)
+        """True if the catalogue names the Hub repository, for a model or for a component."""
+        return any(repo_id in _repositories(variant) for variant in self.catalogue)
 
     def _cached_folder(self, source: checkpoint_pb2.CheckpointSource) -> Path | None:
         """The snapshot of a Hub repository in the local cache; None where there is none."""
@@ -58,6 +58,11 @@ class Inspector:
             revision = source.revision
         folder = home / "snapshots" / revision
         return folder if revision and (folder / "model_index.json").is_file() else None
+
+
+def _repositories(variant: Variant) -> set[str]:
+    parts = [part.source.repo_id for part in variant.components.values() if part.source is not None]
+    return {variant.source.repo_id, *parts} - {""}
 
 
 def weighted_components(folder: Path) -> list[str]:

@@ -11,14 +11,29 @@ from pathlib import Path
 
 from darkroom.rpc.errors import InvalidRequestError, OutOfMemoryError, PlanRefusedError, SourceRefusedError
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, worker_pb2
-from services.worker.checkpoint_files import check_pipeline_folder
+from services.worker.checkpoint_files import check_component_folder, check_pipeline_folder
 from services.worker.config import WorkerSettings
 
 # What the assembly line can do today; the rest is refused by name, never done in silence some other way.
 SCHEMES = frozenset(
     {device_pb2.SCHEME_NONE, device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8, device_pb2.SCHEME_FP8_STORAGE}
 )
-TIERS = frozenset({plan_pb2.OFFLOAD_TIER_NONE})
+TIERS = frozenset(
+    {
+        plan_pb2.OFFLOAD_TIER_NONE,
+        plan_pb2.OFFLOAD_TIER_ENCODERS,
+        plan_pb2.OFFLOAD_TIER_GROUP,
+        plan_pb2.OFFLOAD_TIER_MODEL,
+        plan_pb2.OFFLOAD_TIER_SEQUENTIAL,
+    }
+)
+# Special rules of assembly, by the names that plans carry.
+KREA, HIDREAM = "krea-2", "hidream-i1"
+RULES = frozenset({KREA, HIDREAM})
+# Streaming torchao's tensors breaks: copies of their inner parts are not pinned (diffusers 0.42, torchao 0.18). GGUF's
+# blocks are not streamed reliably either.
+UNSTREAMABLE = frozenset({device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8, device_pb2.SCHEME_GGUF})
+STREAMING_TIERS = (plan_pb2.OFFLOAD_TIER_GROUP, plan_pb2.OFFLOAD_TIER_SEQUENTIAL)
 SOURCES = frozenset({checkpoint_pb2.CHECKPOINT_KIND_DENSE, checkpoint_pb2.CHECKPOINT_KIND_DENSE_THEN_QUANTISE})
 
 
@@ -36,12 +51,12 @@ def check_plan(plan: plan_pb2.Plan, settings: WorkerSettings, is_trusted: Callab
     folder = source_folder(plan.source, settings)
     if folder is None:
         _check_trust(plan.source.repo_id, settings, is_trusted)
-        return
-    own = [part.name for part in plan.components if not part.HasField("source")]
-    check_pipeline_folder(folder, own, plan.pipeline_class)
+    else:
+        own = [part.name for part in plan.components if not part.HasField("source")]
+        check_pipeline_folder(folder, own, plan.pipeline_class)
     for part in plan.components:
         if part.HasField("source"):
-            raise PlanRefusedError(f"this worker can't read {part.name} from a source of its own yet")
+            _check_own_source(part, settings, is_trusted)
 
 
 def source_folder(source: checkpoint_pb2.CheckpointSource, settings: WorkerSettings) -> Path | None:
@@ -147,6 +162,20 @@ def _shape(item: worker_pb2.RunItem) -> tuple[float, ...]:
     return (request.width, request.height, request.steps, request.guidance)
 
 
+def _check_own_source(
+    part: plan_pb2.ComponentPlan, settings: WorkerSettings, is_trusted: Callable[[str], bool]
+) -> None:
+    """A component that comes from elsewhere than the pipeline."""
+    if part.source.kind not in (checkpoint_pb2.CHECKPOINT_KIND_UNSPECIFIED, checkpoint_pb2.CHECKPOINT_KIND_DENSE):
+        kind = checkpoint_pb2.CheckpointKind.Name(part.source.kind).removeprefix("CHECKPOINT_KIND_")
+        raise PlanRefusedError(f"this worker can't read {part.name} from a checkpoint of kind {kind} yet")
+    folder = source_folder(part.source, settings)
+    if folder is None:
+        _check_trust(part.source.repo_id, settings, is_trusted)
+    else:
+        check_component_folder(folder / part.source.subfolder)
+
+
 def _check_fields(plan: plan_pb2.Plan) -> None:
     wanted = ("model", "pipeline_class", "components", "compute_type")
     missing = {f"plan.{name}": "must be set" for name in wanted if not getattr(plan, name)}
@@ -165,12 +194,21 @@ def _check_abilities(plan: plan_pb2.Plan) -> None:
         raise PlanRefusedError(f"this worker can't offload by tier {tier} yet; plan a resident model")
     if plan.adapters.adapters:
         raise PlanRefusedError("this worker can't apply adapters yet; plan without them")
-    if plan.assembly_hooks or plan.call.has_guider:
-        raise PlanRefusedError(f"this worker can't assemble {plan.family} pipelines yet")
+    if unknown := sorted(set(plan.assembly_hooks) - RULES):
+        raise PlanRefusedError(f"this worker can't assemble {plan.family} pipelines: it has no rule {unknown[0]!r}")
     for part in plan.components:
+        if part.scheme in UNSTREAMABLE and _is_streamed(plan, part):
+            scheme = device_pb2.Scheme.Name(part.scheme).removeprefix("SCHEME_")
+            raise PlanRefusedError(f"{part.name} in {scheme} can't be streamed; plan another tier or another scheme")
         if part.scheme not in SCHEMES:
             scheme = device_pb2.Scheme.Name(part.scheme).removeprefix("SCHEME_")
             raise PlanRefusedError(f"this worker can't keep {part.name} in {scheme} yet; plan scheme NONE")
+
+
+def _is_streamed(plan: plan_pb2.Plan, part: plan_pb2.ComponentPlan) -> bool:
+    if part.role == plan_pb2.COMPONENT_ROLE_TEXT_ENCODER:
+        return plan.streams_text_encoders or plan.offload == plan_pb2.OFFLOAD_TIER_SEQUENTIAL
+    return plan.offload in STREAMING_TIERS
 
 
 def _check_trust(repo_id: str, settings: WorkerSettings, is_trusted: Callable[[str], bool]) -> None:

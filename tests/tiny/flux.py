@@ -45,10 +45,10 @@ def save_tiny_flux(folder: Path, seed: int = 0) -> FluxPipeline:
             shift_factor=0.1,
             scaling_factor=1.0,
         ),
-        text_encoder=CLIPTextModel(_clip_config()),
-        tokenizer=_clip_tokenizer(),
-        text_encoder_2=T5EncoderModel(_t5_config()),
-        tokenizer_2=_t5_tokenizer(),
+        text_encoder=CLIPTextModel(clip_config()),
+        tokenizer=clip_tokenizer(),
+        text_encoder_2=T5EncoderModel(t5_config()),
+        tokenizer_2=t5_tokenizer(),
         transformer=FluxTransformer2DModel(
             patch_size=1,
             in_channels=16,
@@ -108,13 +108,15 @@ def tiny_flux_plan(folder: Path, name: str = "tiny", source: str = "path") -> pl
     return plan
 
 
-def _clip_tokenizer() -> CLIPTokenizer:
+def clip_tokenizer() -> CLIPTokenizer:
+    """CLIP's, one token a letter."""
     pieces = ["<|startoftext|>", "<|endoftext|>", *LETTERS, *(f"{letter}</w>" for letter in LETTERS), ",</w>", ".</w>"]
     vocabulary = {piece: place for place, piece in enumerate(pieces)}
     return CLIPTokenizer(vocab=vocabulary, merges=[], model_max_length=77)
 
 
-def _clip_config() -> CLIPTextConfig:
+def clip_config() -> CLIPTextConfig:
+    """CLIP's text model."""
     return CLIPTextConfig(
         vocab_size=128,
         hidden_size=32,
@@ -129,13 +131,15 @@ def _clip_config() -> CLIPTextConfig:
     )
 
 
-def _t5_tokenizer() -> T5TokenizerFast:
+def t5_tokenizer() -> T5TokenizerFast:
+    """T5's, one token a letter."""
     pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -1.0)]
     pieces += [(letter, -2.0) for letter in LETTERS + ",."]
     return T5TokenizerFast(vocab=pieces, extra_ids=0, model_max_length=MAX_TOKENS)
 
 
-def _t5_config() -> T5Config:
+def t5_config() -> T5Config:
+    """T5's encoder."""
     return T5Config(
         vocab_size=64, d_model=32, d_kv=16, d_ff=64, num_layers=1, num_heads=2, feed_forward_proj="gated-gelu"
     )

@@ -16,6 +16,7 @@ import torch
 
 from darkroom.rpc.errors import BrokenOutputError
 from darkroom.v1 import generation_pb2, plan_pb2, worker_pb2
+from services.worker.engine.assembly.rules import called_by_rules
 from services.worker.engine.assembly.stage import Assembly
 from services.worker.engine.pictures import describe, encode, quantise_pixels
 from services.worker.engine.prompts import prompt_engagement
@@ -38,7 +39,12 @@ def generate(assembly: Assembly, item: worker_pb2.RunItem, report: ItemReporter)
     observer = Observer(request.steps, report)
     report.progress(generation_pb2.Progress(phase=generation_pb2.PHASE_ENCODING))
     denoiser = assembly.parts[_denoiser_name(assembly.plan)]
-    with torch.inference_mode(), _observed(denoiser, getattr(pipeline, "vae", None), observer), _freed(pipeline):
+    with (
+        torch.inference_mode(),
+        _observed(denoiser, getattr(pipeline, "vae", None), observer),
+        _freed(assembly),
+        called_by_rules(pipeline, assembly.plan, request),
+    ):
         values_BHWC = pipeline(
             **arguments,
             generator=torch.Generator("cpu").manual_seed(request.seed),
@@ -98,7 +104,8 @@ class Observer:
             self._began_at = time.monotonic()
             self._denoising(0)
         latents = kwargs.get("hidden_states", args[0] if args else None)
-        self._rows += latents.shape[0] if isinstance(latents, torch.Tensor) else 1
+        # Z-Image's takes a list of pictures.
+        self._rows += len(latents) if isinstance(latents, torch.Tensor | list | tuple) else 1
 
     def step_ended(self, pipeline: Any, step: int, timestep: Any, values: dict[str, Any]) -> dict[str, Any]:
         """After every step."""
@@ -119,10 +126,10 @@ class Observer:
         self, recipe: plan_pb2.CallRecipe, request: generation_pb2.GenerationRequest
     ) -> generation_pb2.Engagement:
         """Whether guidance really steered: two denoiser evaluations a step are classifier-free guidance."""
-        each = self._rows / max(self._steps, 1)
-        is_classifier_free = each > 1.5
-        if is_classifier_free:
-            engaged, reason = f"{request.guidance:g} (classifier-free)", ""
+        num_guided = min(self._rows - self._steps, self._steps)
+        if num_guided > 0:
+            engaged = f"{request.guidance:g} (classifier-free)"
+            reason = f"in {num_guided} of {self._steps} steps" if num_guided < self._steps else ""
         elif recipe.takes_negative_prompt:
             engaged, reason = "off", "one evaluation a step: guidance of 1 or less steers nothing"
         else:
@@ -163,12 +170,14 @@ def _observed(denoiser: torch.nn.Module, vae: torch.nn.Module | None, observer: 
 
 
 @contextlib.contextmanager
-def _freed(pipeline: Any) -> Iterator[None]:
+def _freed(assembly: Assembly) -> Iterator[None]:
     """Has the pipeline put its offloaded parts back when a call ends midway: it does so itself only at the end."""
     try:
         yield
     except BaseException:
-        pipeline.maybe_free_model_hooks()
+        assembly.pipeline.maybe_free_model_hooks()
+        for visitor in assembly.visitors:
+            visitor.offload()
         raise
 
 

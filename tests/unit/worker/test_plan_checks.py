@@ -53,7 +53,7 @@ def spoil_scheme(plan: plan_pb2.Plan) -> None:
 
 
 def spoil_tier(plan: plan_pb2.Plan) -> None:
-    plan.offload = plan_pb2.OFFLOAD_TIER_MODEL
+    plan.offload = plan_pb2.OFFLOAD_TIER_UNSPECIFIED
 
 
 def spoil_kind(plan: plan_pb2.Plan) -> None:
@@ -69,7 +69,7 @@ def spoil_adapters(plan: plan_pb2.Plan) -> None:
 
 
 def spoil_hooks(plan: plan_pb2.Plan) -> None:
-    plan.assembly_hooks.append("fourth_encoder")
+    plan.assembly_hooks.append("no-such-rule")
 
 
 @pytest.mark.parametrize("spoil", [spoil_scheme, spoil_tier, spoil_kind, spoil_engine, spoil_adapters, spoil_hooks])

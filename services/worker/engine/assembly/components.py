@@ -34,7 +34,10 @@ class ComponentsStage(Stage):
         for part in assembly.plan.components:
             report.check()
             report.progress(_progress(part.name, done, total))
-            assembly.parts[part.name] = _read(assembly.folder, index, part)
+            if part.name in assembly.sources:
+                assembly.parts[part.name] = _read(assembly.sources[part.name], _class_of(part), part)
+            else:
+                assembly.parts[part.name] = _read(assembly.folder / part.name, index.get(part.name), part)
             done += part.weight_bytes
             report.progress(_progress(part.name, done, total))
 
@@ -49,8 +52,13 @@ class ComponentsStage(Stage):
         return known
 
 
-def _read(folder: Path, index: dict[str, Any], part: plan_pb2.ComponentPlan) -> torch.nn.Module:
-    library, class_name = index.get(part.name, ("", ""))
+def _class_of(part: plan_pb2.ComponentPlan) -> tuple[str, str]:
+    """(library, class) of a component that the pipeline's own index does not name."""
+    return ("transformers" if part.role == plan_pb2.COMPONENT_ROLE_TEXT_ENCODER else "diffusers"), part.class_name
+
+
+def _read(folder: Path, named: Any, part: plan_pb2.ComponentPlan) -> torch.nn.Module:
+    library, class_name = named or ("", "")
     if library not in LIBRARIES:
         raise SourceRefusedError(f"{part.name} comes from {library!r}; only diffusers and transformers are loaded")
     component = getattr(importlib.import_module(library), class_name, None)
@@ -58,7 +66,6 @@ def _read(folder: Path, index: dict[str, Any], part: plan_pb2.ComponentPlan) -> 
         raise SourceRefusedError(f"the installed {library} has no class {class_name!r}")
     module, report = component.from_pretrained(
         folder,
-        subfolder=part.name,
         local_files_only=True,
         use_safetensors=True,
         output_loading_info=True,

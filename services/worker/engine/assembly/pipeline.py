@@ -8,6 +8,7 @@ from __future__ import annotations
 import diffusers
 
 from darkroom.rpc.errors import PlanRefusedError
+from services.worker.engine.assembly.rules import extra_parts
 from services.worker.engine.assembly.stage import DTYPES, Assembly, Stage
 from services.worker.engine.reporting import LoadReporter
 
@@ -19,6 +20,7 @@ class PipelineStage(Stage):
 
     def apply(self, assembly: Assembly, report: LoadReporter) -> None:
         report.check()
+        assert assembly.folder is not None, "the source stage comes first"
         name = assembly.plan.pipeline_class
         pipeline_class = getattr(diffusers, name, None)
         if not (isinstance(pipeline_class, type) and issubclass(pipeline_class, diffusers.DiffusionPipeline)):
@@ -29,6 +31,7 @@ class PipelineStage(Stage):
             use_safetensors=True,
             dtype=DTYPES[assembly.plan.compute_type],
             **assembly.parts,
+            **extra_parts(assembly.plan, assembly.folder, assembly.sources),
         )
         assembly.pipeline.set_progress_bar_config(disable=True)
         denoiser = next(iter(assembly.parts.values()))

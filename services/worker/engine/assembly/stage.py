@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -31,6 +31,13 @@ DTYPES: dict[int, torch.dtype] = {
 }
 
 
+class Visitor(Protocol):
+    """A component that is on the device while it computes."""
+
+    def offload(self) -> None:
+        """Leaves the device."""
+
+
 @dataclass
 class Assembly:
     """A pipeline under construction, or finished."""
@@ -40,8 +47,12 @@ class Assembly:
     device: torch.device
     # Filled in by the stages, in this order.
     folder: Path | None = None
+    # Folders of components that come from elsewhere.
+    sources: dict[str, Path] = field(default_factory=dict)
     parts: dict[str, torch.nn.Module] = field(default_factory=dict)
     pipeline: Any = None
+    # Text encoders that leave the device once the prompt is encoded.
+    visitors: list[Visitor] = field(default_factory=list)
     engagements: list[generation_pb2.Engagement] = field(default_factory=list)
 
     def engage(self, knob: str, *, resolved: str, engaged: str, reason: str = "") -> None:
@@ -72,6 +83,8 @@ def explain(failure: Exception) -> DarkroomError:
     if isinstance(failure, DarkroomError):
         return failure
     text = f"{type(failure).__name__}: {str(failure)[:300]}"
+    if "VIDEO_PROCESSOR_MAPPING" in text:  # how transformers 5.24 says that torchvision is missing
+        return PlanRefusedError("this pipeline's processor needs torchvision, which is not installed on the worker")
     if isinstance(failure, (torch.OutOfMemoryError, MemoryError)) or "not enough memory" in str(failure):
         return OutOfMemoryError(f"the device ran out of memory ({text})")
     if isinstance(failure, ImportError):
