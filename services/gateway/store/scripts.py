@@ -22,14 +22,20 @@ Argument = str | bytes | int | float
 
 
 class Scripts:
-    """All scripts of one server."""
+    """All scripts of one server.
 
-    def __init__(self, client: aioredis.Redis, durability: Durability) -> None:
+    Args:
+        client: of the server.
+        durability: how a write becomes safe there.
+        folder: where the scripts are.
+    """
+
+    def __init__(self, client: aioredis.Redis, durability: Durability, folder: Path = FOLDER) -> None:
         self._client = client
         self._durability = durability
-        prelude = (FOLDER / "prelude.lua").read_text(encoding="utf-8")
+        prelude = (folder / "prelude.lua").read_text(encoding="utf-8")
         self._scripts: dict[str, AsyncScript] = {
-            name: client.register_script(prelude + (FOLDER / f"{name}.lua").read_text(encoding="utf-8"))
+            name: client.register_script(prelude + (folder / f"{name}.lua").read_text(encoding="utf-8"))
             for name in NAMES
         }
 
