@@ -14,6 +14,7 @@ breaks one is a finding, and a run without findings is a good one.
     recomputed      a step that was computed twice in one attempt
     orphaned        files, leases, claims that nobody needs any more
     refused         a call that was answered with an error that no fault explains
+    bad exit        a service that was told to stop and did not exit with 0
 """
 
 from __future__ import annotations
@@ -64,6 +65,11 @@ def check(tasks: dict[int, Task], history: History, evidence: Evidence) -> list[
     told = _by_task(tasks, history)
     return [
         *(Finding("orphaned", "", text) for text in evidence.remains),
+        *(
+            Finding("bad exit", "", f"{line['name']} exited with {line['code']}")
+            for line in history.lines("terminated")
+            if line["code"]
+        ),
         *_check_identity(told, evidence),
         *(
             finding

@@ -6,7 +6,6 @@ Knows nothing of what is right. Invariant: it only reads.
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,11 +109,3 @@ def _read_ledger(path: Path) -> list[tuple[str, int, int]]:
         if len(words) == 4 and words[1] == "step":
             found.append((words[2], int(words[0]), int(words[3])))
     return found
-
-
-def count_steps(path: Path) -> dict[str, int]:
-    """Returns how many steps engines computed, by job."""
-    counts: dict[str, int] = defaultdict(int)
-    for job_id, _, _ in _read_ledger(path):
-        counts[job_id] += 1
-    return counts

@@ -30,6 +30,7 @@ RULES = (
     "recomputed",
     "orphaned",
     "refused",
+    "bad exit",
 )
 SHOWN_FINDINGS = 40
 

@@ -28,8 +28,6 @@ from tests.chaos.report import print_report, write_report
 from tests.chaos.schedule import WEIGHTS
 from tests.chaos.trial import Trial, run_trial
 
-NO_FINDINGS = 0
-
 
 def main() -> None:
     """Runs, prints and writes."""
@@ -60,7 +58,7 @@ def main() -> None:
     target = Path(options.out) / f"chaos-{seed}"
     write_report(target, trial, verdict, command, began_at)
     console.print(f"written: {target}.md, .png and .json", highlight=False)
-    sys.exit(NO_FINDINGS if not verdict.findings else 1)
+    sys.exit(1 if verdict.findings else 0)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -13,10 +13,10 @@ from tests.chaos.timeline import draw_timeline
 from tests.chaos.trial import Trial, run_trial
 from tests.chaos.work import KINDS, make_task
 
-pytestmark = pytest.mark.redis
 SMALL = Size(num_gateways=2, num_workers=3, lease_s=2.0, idle_s=4.0, grace_s=3.0)
 
 
+@pytest.mark.redis
 @pytest.mark.timeout(300)
 async def test_nothing_is_lost_doubled_or_blamed_while_everything_is_broken(tmp_path: Path) -> None:
     trial = Trial(seed=11, minutes=0.4, num_jobs=90, num_hands=12, period_s=0.8, size=SMALL)

@@ -22,7 +22,7 @@ from tests.chaos.cluster import Size
 from tests.chaos.evidence import JobEvidence
 from tests.chaos.scene import Scene, open_scene, said
 
-pytestmark = [pytest.mark.redis, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 SUCCEEDED, CANCELLED = job_pb2.JOB_STATE_SUCCEEDED, job_pb2.JOB_STATE_CANCELLED
 PROMPT = "a red apple"
 STEPS = 24
