@@ -5,16 +5,14 @@ Knows nothing of how jobs are run. Invariant: only `cancel` and `redrive` change
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from darkroom.cli.job_tables import dead_table, job_card, job_table
 from darkroom.cli.session import DEFAULT, Address, AsJson
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from darkroom.client import AsyncClient
     from darkroom.v1 import job_pb2
 
@@ -66,7 +64,7 @@ def list_jobs(
     if as_json:
         typer.echo(to_json(found))
     elif found:
-        output_console().print(_table(found))
+        output_console().print(job_table(found))
     else:
         from rich.console import Console
 
@@ -88,7 +86,7 @@ def show_job(job_id: JobId, as_json: AsJson = False, address: Address = DEFAULT)
     if as_json:
         typer.echo(to_json(job))
     else:
-        output_console().print(_card(job))
+        output_console().print(job_card(job))
 
 
 @app.command("watch")
@@ -193,7 +191,7 @@ def list_dead(
     if as_json:
         typer.echo(to_json(found))
     elif found:
-        output_console().print(_dead_table(found))
+        output_console().print(dead_table(found))
     else:
         from rich.console import Console
 
@@ -251,107 +249,3 @@ def _report_end(job: job_pb2.Job, as_json: bool) -> None:
         raise errors.error_from_message(job.error)
     if not as_json:
         typer.echo(f"{job.id} succeeded; save it: darkroom jobs save {job.id}")
-
-
-def _table(found: object) -> RenderableType:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    from darkroom.cli.text import format_age, shorten, state_of, styled_state
-
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for heading in ("job", "state", "model", "seed", "when", "prompt"):
-        table.add_column(heading, no_wrap=heading != "prompt")
-    for job in found:  # type: ignore[attr-defined]
-        table.add_row(
-            job.id,
-            styled_state(state_of(job)),
-            job.request.model,
-            str(job.request.seed),
-            format_age(job.created_at),
-            escape(shorten(job.request.prompt, 60)),
-        )
-    return table
-
-
-def _dead_table(found: Sequence[job_pb2.Job]) -> RenderableType:
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table
-
-    from darkroom.cli.text import format_age, shorten
-
-    table = Table(box=box.SIMPLE_HEAD, header_style="bold", pad_edge=False)
-    for heading in ("job", "reason", "attempts", "when", "evidence", "prompt"):
-        table.add_column(heading, no_wrap=heading not in ("evidence", "prompt"))
-    for job in found:
-        table.add_row(
-            job.id,
-            job.error.reason,
-            str(job.attempts),
-            format_age(job.finished_at),
-            escape("\n".join(map(_evidence, job.failed_attempts))),
-            escape(shorten(job.request.prompt, 40)),
-        )
-    return table
-
-
-def _priority(job: job_pb2.Job) -> str:
-    from darkroom.v1 import job_pb2
-
-    priority = job.terms.priority
-    return job_pb2.JobPriority.Name(priority).removeprefix("JOB_PRIORITY_").lower() if priority else ""
-
-
-def _relatives(job: job_pb2.Job) -> str:
-    return f"of {job.redriven_from}" if job.redriven_from else f"as {job.redriven_as}" if job.redriven_as else ""
-
-
-def _evidence(attempt: job_pb2.FailedAttempt) -> str:
-    """One line: "attempt 1 on gpu-0: ENGINE_DIED, signal 9"."""
-    facts = attempt.error.metadata
-    how = [f"{name.replace('_', ' ')} {facts[name]}" for name in ("signal", "exit_code") if name in facts]
-    return ", ".join([f"attempt {attempt.attempt} on {attempt.worker_id}: {attempt.error.reason}", *how])
-
-
-def _card(job: job_pb2.Job) -> RenderableType:
-    from rich.markup import escape
-    from rich.table import Table
-
-    from darkroom.cli.text import format_bytes, format_time, phase_of, state_of, styled_state
-
-    request, output = job.request, job.output
-    facts = {
-        "job": job.id,
-        "state": styled_state(state_of(job)),
-        "prompt": escape(request.prompt),
-        "negative": escape(request.negative_prompt),
-        "model": request.model,
-        "size": f"{request.width}×{request.height}",
-        "steps": f"{request.steps}, guidance {request.guidance:g}",
-        "seed": str(request.seed),
-        "phase": phase_of(job.progress) if state_of(job) == "running" else "",
-        "worker": escape(job.worker_id),
-        "attempts": str(job.attempts) if job.attempts > 1 else "",
-        "created": format_time(job.created_at),
-        "started": format_time(job.started_at),
-        "finished": format_time(job.finished_at),
-        "deadline": format_time(job.deadline_at),
-        "priority": _priority(job),
-        "tenant": job.tenant if job.tenant not in ("", "default") else "",
-        "output": f"{output.content_type}, {format_bytes(output.size_bytes)}" if job.HasField("output") else "",
-        "sha256": output.sha256,
-        "re-drive": escape(_relatives(job)),
-        "error": f"[red]{escape(job.error.message)}[/] [dim]{job.error.reason}[/]" if job.HasField("error") else "",
-    }
-    table = Table.grid(padding=(0, 2))
-    for label, value in facts.items():
-        if value:
-            table.add_row(f"[dim]{label}[/]", value)
-    for attempt in job.failed_attempts:
-        line = f"{_evidence(attempt)}, {format_time(attempt.happened_at)}: {attempt.error.message}"
-        table.add_row("[dim]failed[/]", escape(line))
-    for item in output.engagements:
-        table.add_row(f"[dim]{escape(item.knob)}[/]", escape(f"{item.engaged}  {item.reason}".strip()))
-    return table

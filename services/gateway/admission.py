@@ -15,7 +15,7 @@ from typing import Any
 
 from darkroom.rpc.errors import InvalidRequestError
 from darkroom.v1 import device_pb2, generation_pb2, job_pb2, model_pb2, plan_pb2
-from services.gateway.store.jobs import DEFAULT_TENANT
+from services.gateway.store.vocabulary import DEFAULT_TENANT
 
 # A drawn seed survives a trip through JSON, whose numbers are doubles.
 DRAWN_SEED_BITS = 53

@@ -29,9 +29,10 @@ from services.gateway.servicers.model import Catalogue, ModelServicer
 from services.gateway.store.bell import Bell
 from services.gateway.store.connection import Durability, connect, evicts, find_durability
 from services.gateway.store.events import Events
-from services.gateway.store.jobs import Bounds, Jobs
+from services.gateway.store.jobs import Jobs
 from services.gateway.store.scripts import Scripts
 from services.gateway.store.server import embedded_redis
+from services.gateway.store.vocabulary import Bounds
 from services.gateway.workers.client import PlannerClient
 from services.gateway.workers.pool import Pool
 

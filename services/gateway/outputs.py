@@ -25,7 +25,7 @@ from typing import IO
 
 from darkroom.rpc.errors import BrokenOutputError, DataLossError, DiskFullError, OffsetError
 from darkroom.v1 import generation_pb2, worker_pb2
-from services.gateway.store.jobs import JOB_ID, check_job_id
+from services.gateway.store.vocabulary import JOB_ID, check_job_id
 
 CHUNK_BYTES = 256 * 1024
 # Nothing that Darkroom makes is larger; a worker that sends more is broken.

@@ -29,8 +29,8 @@ from services.gateway.running.lease import Lease
 from services.gateway.running.loading import Need, ensure_loaded, fallback_after, load_fallback
 from services.gateway.running.progress import ProgressTruth
 from services.gateway.running.resources import Resources
-from services.gateway.store.jobs import Wish
 from services.gateway.store.record import Claim
+from services.gateway.store.vocabulary import Wish
 from services.gateway.workers.seat import Seat
 
 RECONNECT_S = 0.2

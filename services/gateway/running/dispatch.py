@@ -15,8 +15,8 @@ from services.gateway.running.resources import Resources
 from services.gateway.running.runner import Runner
 from services.gateway.running.verdict import Verdict, final_error
 from services.gateway.store import bell
-from services.gateway.store.jobs import Setback
 from services.gateway.store.record import Claim
+from services.gateway.store.vocabulary import Setback
 from services.gateway.workers.seat import Seat
 
 # Rings can be missed while Redis restarts; this often an idle attendant looks by itself.

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from darkroom.rpc.errors import StaleTokenError, StoreUnavailableError
 from darkroom.rpc.logs import log
 from darkroom.v1 import generation_pb2, plan_pb2
-from services.gateway.store.jobs import Jobs, Wish
+from services.gateway.store.jobs import Jobs
 from services.gateway.store.record import Claim
+from services.gateway.store.vocabulary import Wish
 
 RETRY_S = 0.25
 # Where a plan names no budget, and before anything is known.

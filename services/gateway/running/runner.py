@@ -31,8 +31,8 @@ from services.gateway.running.lease import Lease
 from services.gateway.running.resources import Resources
 from services.gateway.running.verdict import Verdict, final_error, judge
 from services.gateway.store import bell
-from services.gateway.store.jobs import CANCELLED, LATE, Setback, Wish
 from services.gateway.store.record import Claim
+from services.gateway.store.vocabulary import CANCELLED, LATE, Setback, Wish
 from services.gateway.workers.seat import Seat
 
 CANCEL_AGAIN_S = 1.0

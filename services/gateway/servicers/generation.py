@@ -18,9 +18,11 @@ from darkroom.v1 import generation_pb2, generation_service_pb2, generation_servi
 from services.gateway.admission import FindModel, admit, check_request_id, check_terms, find_tenant, kind_of
 from services.gateway.outputs import Outputs
 from services.gateway.paging import make_token, page_size, read_token
+from services.gateway.store.asking import digest_of
 from services.gateway.store.events import Events
-from services.gateway.store.jobs import Bounds, Jobs, digest_of
+from services.gateway.store.jobs import Jobs
 from services.gateway.store.record import is_terminal
+from services.gateway.store.vocabulary import Bounds
 from services.gateway.workers.pool import Pool
 
 Context: TypeAlias = grpc.aio.ServicerContext

@@ -16,8 +16,8 @@ import redis.asyncio as aioredis
 from darkroom.v1 import job_pb2
 from services.gateway.store import bell, keys
 from services.gateway.store.connection import answered
-from services.gateway.store.jobs import check_job_id, unknown
 from services.gateway.store.record import Fields, is_terminal, job_message, set_time
+from services.gateway.store.vocabulary import check_job_id, unknown
 
 # Rings can be missed while Redis restarts; this often a watcher looks by itself.
 LOOK_S = 1.0

@@ -13,8 +13,9 @@ import redis.asyncio as aioredis
 from darkroom.rpc.errors import InvalidRequestError, QueueFullError
 from darkroom.v1 import error_pb2, generation_pb2, job_pb2
 from services.gateway.admission import find_tenant
-from services.gateway.store.jobs import Bounds, Jobs, Setback
+from services.gateway.store.jobs import Jobs
 from services.gateway.store.record import Claim
+from services.gateway.store.vocabulary import Bounds, Setback
 from tests.fakes.redis import open_jobs, serve_redis
 
 pytestmark = pytest.mark.redis

@@ -22,9 +22,10 @@ from darkroom.rpc.errors import (
 )
 from darkroom.v1 import error_pb2, generation_pb2, job_pb2
 from services.gateway.store.connection import Durability, connect, evicts, find_durability
-from services.gateway.store.jobs import LATE, Bounds, Jobs, Setback, Wish
+from services.gateway.store.jobs import Jobs
 from services.gateway.store.record import Claim
 from services.gateway.store.scripts import Scripts
+from services.gateway.store.vocabulary import LATE, Bounds, Setback, Wish
 from tests.fakes.redis import open_jobs, serve_redis
 
 pytestmark = pytest.mark.redis
