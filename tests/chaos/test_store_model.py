@@ -24,10 +24,11 @@ from redis.exceptions import RedisError
 from darkroom.rpc.errors import RequestIdReusedError, StaleTokenError
 from darkroom.v1 import error_pb2, generation_pb2, job_pb2
 from services.gateway.store.connection import Durability, connect
-from services.gateway.store.jobs import Bounds, Jobs, Setback, Wish
+from services.gateway.store.jobs import Jobs
 from services.gateway.store.record import Claim
 from services.gateway.store.scripts import FOLDER, Scripts
 from services.gateway.store.server import find_server
+from services.gateway.store.vocabulary import Bounds, Setback, Wish
 from tests.fakes.gateway import redis_program
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(300)]
