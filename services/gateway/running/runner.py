@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+import time
 
 import structlog
 
@@ -36,6 +37,9 @@ from services.gateway.store.vocabulary import CANCELLED, LATE, Setback, Wish
 from services.gateway.workers.seat import Seat
 
 CANCEL_AGAIN_S = 1.0
+# How long, and how often, the store is asked whether a file of a lost claim is the one that counts.
+ORPHAN_PATIENCE_S = 10.0
+ORPHAN_LOOK_S = 0.5
 # Verdicts that are the worker's fault, after which it rests.
 WORKERS_FAULT = (Verdict.LOST, Verdict.RELEASE, Verdict.DEATH)
 SETBACKS = {Verdict.RELEASE: Setback.RELEASED, Verdict.LOST: Setback.LOST, Verdict.DEATH: Setback.DEATH}
@@ -175,11 +179,19 @@ class Runner:
             await self._acknowledge()
 
     async def _delete_orphan(self) -> None:
-        """Deletes what this claim has stored, unless it won after all and its answer was lost: the store knows."""
+        """Deletes what this claim has stored, unless it won after all and its answer was lost: the store knows.
+
+        A lease is mostly lost because the store is away, so it is asked for a while; what is left then is swept later.
+        """
         job, token = self._claim.job, self._claim.token
-        with contextlib.suppress(DarkroomError):
-            if await self._means.jobs.file_token(job.id) != token.counter:
-                self._means.outputs.delete(job.id, token.counter)
+        until = time.monotonic() + ORPHAN_PATIENCE_S
+        while self._means.outputs.path(job.id, token.counter).exists() and time.monotonic() < until:
+            try:
+                if await self._means.jobs.file_token(job.id) != token.counter:
+                    self._means.outputs.delete(job.id, token.counter)
+                return
+            except StoreUnavailableError:
+                await asyncio.sleep(ORPHAN_LOOK_S)
 
     async def _acknowledge(self) -> None:
         """Lets the worker forget; it does so by itself in time where this does not reach it."""
