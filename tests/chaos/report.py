@@ -104,7 +104,9 @@ def _markdown(name: str, trial: Trial, verdict: Verdict, machine: dict[str, str]
         f"# Chaos, seed {trial.seed}\n\n"
         f"{verdict.figures['jobs']} jobs on {size.num_gateways} gateways and {size.num_workers} workers with the "
         f"rehearsal engine, for {verdict.figures['seconds']:.0f} s; a fault every {trial.period_s:g} s, "
-        f"{sum(verdict.faults.values())} in all. "
+        f"{sum(verdict.faults.values())} in all. Half of the jobs ended within "
+        f"{verdict.figures.get('seconds_to_end_p50')} s, the slowest within "
+        f"{verdict.figures.get('seconds_to_end_max')} s; {trial.bound_s:g} s are the bound. "
         + (f"**{len(verdict.findings)} findings.**" if verdict.findings else "**No findings.**")
     )
     findings = "".join(f"- {finding}\n" for finding in verdict.findings[:SHOWN_FINDINGS])

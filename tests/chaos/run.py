@@ -49,7 +49,7 @@ def main() -> None:
             print(deed.describe())
         return
     console.print(f"seed [bold]{seed}[/]: the same seed brings the same jobs and the same faults", highlight=False)
-    command = shlex.join(["python", "-m", "tests.chaos.run", "--seed", str(seed), *_without_seed(sys.argv[1:])])
+    command = shlex.join(["python", "-m", "tests.chaos.run", "--seed", str(seed), *_replayed(sys.argv[1:])])
     folder = Path(options.keep or tempfile.mkdtemp(prefix="darkroom-chaos-"))
     console.print(f"logs, history and data: {folder}", highlight=False)
     began_at = time.strftime("%Y-%m-%d %H:%M")
@@ -81,13 +81,15 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _without_seed(arguments: list[str]) -> list[str]:
+def _replayed(arguments: list[str]) -> list[str]:
+    """What of a command makes the run: not the seed, which is told apart, and not where things are kept."""
     kept, skip = [], False
     for argument in arguments:
-        if skip or argument.startswith("--seed="):
+        name, has_value, _ = argument.partition("=")
+        if skip:
             skip = False
-        elif argument == "--seed":
-            skip = True
+        elif name in ("--seed", "--keep", "--out"):
+            skip = not has_value
         else:
             kept.append(argument)
     return kept
