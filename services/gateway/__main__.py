@@ -21,7 +21,8 @@ examples:
   python -m services.gateway
       on 127.0.0.1:50051, with an embedded Redis, one worker on :50061 and the planner on :50052
   DARKROOM_GATEWAY_WORKERS=dns:///workers:50061 DARKROOM_REDIS_URL=redis://redis:6379/0 python -m services.gateway
-      workers behind a name that is looked up again, jobs in an existing Redis (appendfsync always)
+      workers behind a name that is looked up again, jobs in an existing Redis (appendfsync always;
+      hash-max-listpack-value 2048 and stream-node-max-bytes 512 there save half of the memory)
 
 settings:
 """

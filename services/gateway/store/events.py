@@ -121,7 +121,7 @@ class Events:
         return fields
 
     async def _ended_unseen(self, job_id: str, cursor: int) -> job_pb2.JobEvent | None:
-        """Returns the terminal state of a job whose events are gone already: a watcher that slept for an hour."""
+        """Returns the terminal state of a job whose events are gone already: a watcher that slept for a while."""
         job = job_message(job_id, await self._record(job_id))
         if not is_terminal(job) or await self._page(job_id, cursor, count=1):
             return None

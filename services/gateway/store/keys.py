@@ -33,6 +33,8 @@ failed_attempts (messages, one after the other). Never shown: token (of the newe
 the run on the worker and its last event kept here), place (in line; a job that returns to it keeps its place),
 passed_ms (when another job first went before it at the head of the line), cancel (asked for), lost and deaths (how
 often a worker was lost, an engine died), terminal_writes (never above 1).
+Of an ended job only what is shown, token, lost, deaths and terminal_writes stay; of a failed one place and kind as
+well.
 Protobuf values are opaque bytes to Redis; times are the server's clock in milliseconds.
 """
 
