@@ -71,7 +71,7 @@ def check_safetensors(path: Path) -> int:
             raise _corrupt(path, f"is truncated: {size} bytes")
         (length,) = HEADER_LENGTH.unpack(start)
         if length > min(MAX_HEADER_BYTES, size - HEADER_LENGTH.size):
-            raise _corrupt(path, _disguise(start + file.read(256), size))
+            raise _corrupt(path, disguise(start + file.read(256), size))
         try:
             header = json.loads(file.read(length))
             ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
@@ -109,7 +109,8 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     os.replace(file.name, path)
 
 
-def _disguise(start: bytes, size: int) -> str:
+def disguise(start: bytes, size: int, kind: str = "safetensors") -> str:
+    """Says what a file that is not of its kind seems to be instead."""
     text = start.lstrip().lower()
     if text.startswith(b"version https://git-lfs"):
         return "is a Git LFS pointer, not the file: run `git lfs pull`"
@@ -117,7 +118,7 @@ def _disguise(start: bytes, size: int) -> str:
         return "is an HTML page, not the file: the download went wrong"
     if start.startswith((b"PK\x03\x04", b"\x80")):
         return "is a pickled PyTorch file under a wrong name"
-    return f"is no safetensors file or is truncated: {size} bytes"
+    return f"is no {kind} file or is truncated: {size} bytes"
 
 
 def _corrupt(path: Path, problem: str) -> CorruptCheckpointError:

@@ -12,11 +12,18 @@ from pathlib import Path
 from darkroom.rpc.errors import InvalidRequestError, OutOfMemoryError, PlanRefusedError, SourceRefusedError
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, worker_pb2
 from services.worker.checkpoint_files import check_component_folder, check_pipeline_folder
+from services.worker.component_files import FILE_KINDS, check_file, source_file
 from services.worker.config import WorkerSettings
 
 # What the assembly line can do today; the rest is refused by name, never done in silence some other way.
 SCHEMES = frozenset(
-    {device_pb2.SCHEME_NONE, device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8, device_pb2.SCHEME_FP8_STORAGE}
+    {
+        device_pb2.SCHEME_NONE,
+        device_pb2.SCHEME_INT8,
+        device_pb2.SCHEME_FP8,
+        device_pb2.SCHEME_FP8_STORAGE,
+        device_pb2.SCHEME_GGUF,
+    }
 )
 TIERS = frozenset(
     {
@@ -166,6 +173,13 @@ def _check_own_source(
     part: plan_pb2.ComponentPlan, settings: WorkerSettings, is_trusted: Callable[[str], bool]
 ) -> None:
     """A component that comes from elsewhere than the pipeline."""
+    if part.source.kind in FILE_KINDS:
+        file = source_file(part.source, settings)
+        if file is None:
+            _check_trust(part.source.repo_id, settings, is_trusted)
+        else:
+            check_file(file, part.source.kind)
+        return
     if part.source.kind not in (checkpoint_pb2.CHECKPOINT_KIND_UNSPECIFIED, checkpoint_pb2.CHECKPOINT_KIND_DENSE):
         kind = checkpoint_pb2.CheckpointKind.Name(part.source.kind).removeprefix("CHECKPOINT_KIND_")
         raise PlanRefusedError(f"this worker can't read {part.name} from a checkpoint of kind {kind} yet")
@@ -200,6 +214,10 @@ def _check_abilities(plan: plan_pb2.Plan) -> None:
         if part.scheme in UNSTREAMABLE and _is_streamed(plan, part):
             scheme = device_pb2.Scheme.Name(part.scheme).removeprefix("SCHEME_")
             raise PlanRefusedError(f"{part.name} in {scheme} can't be streamed; plan another tier or another scheme")
+        if (part.scheme == device_pb2.SCHEME_GGUF) != (part.source.kind == checkpoint_pb2.CHECKPOINT_KIND_GGUF):
+            raise PlanRefusedError(
+                f"{part.name}: scheme GGUF and a GGUF file go together, and neither without the other"
+            )
         if part.scheme not in SCHEMES:
             scheme = device_pb2.Scheme.Name(part.scheme).removeprefix("SCHEME_")
             raise PlanRefusedError(f"this worker can't keep {part.name} in {scheme} yet; plan scheme NONE")

@@ -79,7 +79,7 @@ async def test_the_load_tells_planned_and_measured_bytes_and_what_engaged(loaded
     engaged = {knob.knob: knob.engaged for knob in loaded.engagements}
     assert engaged["offload"] == "none"
     assert engaged["compute_type"] == "float32"
-    assert engaged["speed"] == "off"
+    assert engaged["speed"] == engaged["compile"] == engaged["step_cache"] == "off"
     assert engaged["attention"] == "native"
     assert engaged["scheme"].count("=none") == 4
 

@@ -69,7 +69,7 @@ class DiffusersEngine(Engine):
     def read_device(self) -> device_pb2.Device:
         device = read_device(self._device, self._held_bytes())
         if self._probes is not None:
-            device.probes.extend(self._probes.results())
+            self._probes.describe(device)
         return device
 
     def load(self, plan: plan_pb2.Plan, report: LoadReporter) -> worker_pb2.LoadedModel:

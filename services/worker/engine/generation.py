@@ -16,6 +16,7 @@ import torch
 
 from darkroom.rpc.errors import BrokenOutputError
 from darkroom.v1 import generation_pb2, plan_pb2, worker_pb2
+from services.worker.engine.assembly.caching import renew_cache
 from services.worker.engine.assembly.rules import called_by_rules
 from services.worker.engine.assembly.stage import Assembly
 from services.worker.engine.pictures import describe, encode, quantise_pixels
@@ -23,6 +24,7 @@ from services.worker.engine.prompts import prompt_engagement
 from services.worker.engine.reporting import ItemReporter
 
 # Shares of the whole: denoising is nearly all of it, encoding comes before and decoding after.
+WARM_UP_GUIDANCE = 4.0
 DENOISING_FROM, DENOISING_TO = 0.05, 0.95
 
 
@@ -39,6 +41,7 @@ def generate(assembly: Assembly, item: worker_pb2.RunItem, report: ItemReporter)
     observer = Observer(request.steps, report)
     report.progress(generation_pb2.Progress(phase=generation_pb2.PHASE_ENCODING))
     denoiser = assembly.parts[_denoiser_name(assembly.plan)]
+    renew_cache(assembly, request.steps)
     with (
         torch.inference_mode(),
         _observed(denoiser, getattr(pipeline, "vae", None), observer),
@@ -61,6 +64,18 @@ def generate(assembly: Assembly, item: worker_pb2.RunItem, report: ItemReporter)
         reason = "the pipeline moved the size to its own lattice"
         output.engagements.add(knob="size", requested=asked, resolved=asked, engaged=got, reason=reason)
     report.finish(output, data)
+
+
+def warm_up(assembly: Assembly) -> None:
+    """Makes one step at the plan's size, guided, so that compiling happens while loading."""
+    work, pipeline = assembly.plan.workload, assembly.pipeline
+    request = generation_pb2.GenerationRequest(
+        width=work.width, height=work.height, steps=1, guidance=WARM_UP_GUIDANCE, seed=0, negative_prompt=""
+    )
+    arguments, _ = call_arguments(pipeline, assembly.plan.call, request)
+    renew_cache(assembly, 1)
+    with torch.inference_mode(), _freed(assembly), called_by_rules(pipeline, assembly.plan, request):
+        pipeline(**arguments, generator=torch.Generator("cpu").manual_seed(0), output_type="latent")
 
 
 def call_arguments(

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from diffusers import GGUFQuantizationConfig
 
 from darkroom.rpc.errors import CorruptCheckpointError, DarkroomError, KernelFailedError, SourceRefusedError
 from darkroom.v1 import generation_pb2, plan_pb2
 from services.worker.checkpoint_files import read_json
+from services.worker.component_files import FILE_KINDS, GGUF
 from services.worker.engine.assembly.stage import DTYPES, Assembly, Stage, explain
 from services.worker.engine.reporting import LoadReporter
 
@@ -34,7 +36,9 @@ class ComponentsStage(Stage):
         for part in assembly.plan.components:
             report.check()
             report.progress(_progress(part.name, done, total))
-            if part.name in assembly.sources:
+            if part.source.kind in FILE_KINDS:
+                assembly.parts[part.name] = _read_file(assembly, index.get(part.name), part)
+            elif part.name in assembly.sources:
                 assembly.parts[part.name] = _read(assembly.sources[part.name], _class_of(part), part)
             else:
                 assembly.parts[part.name] = _read(assembly.folder / part.name, index.get(part.name), part)
@@ -74,6 +78,30 @@ def _read(folder: Path, named: Any, part: plan_pb2.ComponentPlan) -> torch.nn.Mo
     if problem := _misfit(report):
         raise CorruptCheckpointError(f"the weights of {part.name} don't fit a {class_name}: {problem}")
     return module.eval()  # type: ignore[no-any-return]
+
+
+def _read_file(assembly: Assembly, named: Any, part: plan_pb2.ComponentPlan) -> torch.nn.Module:
+    """Reads a component from one file, by the configuration that the pipeline's folder has for it."""
+    library, class_name = named or _class_of(part)
+    component = getattr(importlib.import_module(library), class_name, None) if library == "diffusers" else None
+    if component is None or not hasattr(component, "from_single_file"):
+        raise SourceRefusedError(f"{part.name} is a {class_name}, which can't be read from one file")
+    compute_type = DTYPES[part.compute_type]
+    options: dict[str, Any] = {}
+    if part.source.kind == GGUF:
+        options["quantization_config"] = GGUFQuantizationConfig(compute_dtype=compute_type)
+    module: torch.nn.Module = component.from_single_file(
+        str(assembly.sources[part.name]),
+        config=str(assembly.folder),
+        subfolder=part.name,
+        local_files_only=True,
+        torch_dtype=compute_type,
+        **options,
+    )
+    if missing := [name for name, tensor in module.named_parameters() if tensor.is_meta]:
+        problem = f"{len(missing)} tensors are missing, {missing[0]} first"
+        raise CorruptCheckpointError(f"{assembly.sources[part.name].name} doesn't fit a {class_name}: {problem}")
+    return module.eval()
 
 
 def _misfit(report: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ leaves partial files that the next one resumes.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,13 @@ from services.worker.engine.reporting import LoadReporter
 PATTERNS = ("*.json", "*.txt", "*.model", "*.safetensors", "*.jinja")
 
 
-def fetch(source: checkpoint_pb2.CheckpointSource, report: LoadReporter) -> Path:
-    """Returns the snapshot's folder, fetching what is missing.
+def fetch(source: checkpoint_pb2.CheckpointSource, report: LoadReporter, without: Sequence[str] = ()) -> Path:
+    """Returns the snapshot's folder, fetching what is missing: of a source that names a file, that file alone.
+
+    Args:
+        source: on the Hub.
+        report: told of bytes.
+        without: components whose weights come from elsewhere and stay behind.
 
     Raises:
         SourceRefusedError: it is gated, absent, or the Hub can't be reached.
@@ -31,7 +37,8 @@ def fetch(source: checkpoint_pb2.CheckpointSource, report: LoadReporter) -> Path
     wanted: dict[str, Any] = {
         "repo_id": source.repo_id,
         "revision": source.revision or None,
-        "allow_patterns": list(PATTERNS),
+        "allow_patterns": [source.file] if source.file else list(PATTERNS),
+        "ignore_patterns": [f"{name}/*.safetensors" for name in without],
     }
     try:
         return Path(huggingface_hub.snapshot_download(local_files_only=True, **wanted))

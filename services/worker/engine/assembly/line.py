@@ -14,6 +14,8 @@ from darkroom.rpc.errors import CancelledError, DarkroomError
 from darkroom.rpc.logs import log
 from darkroom.v1 import generation_pb2, plan_pb2
 from services.worker.config import WorkerSettings
+from services.worker.engine.assembly.attention import AttentionStage
+from services.worker.engine.assembly.caching import CachingStage
 from services.worker.engine.assembly.components import ComponentsStage
 from services.worker.engine.assembly.pipeline import PipelineStage
 from services.worker.engine.assembly.placement import PlacementStage
@@ -30,6 +32,8 @@ STAGES: tuple[Stage, ...] = (
     QuantisationStage(),
     PipelineStage(),
     PlacementStage(),
+    AttentionStage(),
+    CachingStage(),
     SpeedStage(),
 )
 
@@ -61,6 +65,8 @@ def dismantle(assembly: Assembly) -> None:
     """Undoes all stages in reverse and gives the memory back."""
     for stage in reversed(STAGES):
         stage.undo(assembly)
+    while assembly.restores:
+        assembly.restores.pop()()
     gc.collect()
     give_back(assembly.device)
 

@@ -6,7 +6,11 @@ Invariant: a folder that this stage hands on has whole weight files.
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from darkroom.v1 import checkpoint_pb2
 from services.worker.checkpoint_files import check_component_folder, check_pipeline_folder
+from services.worker.component_files import FILE_KINDS, check_file, source_file
 from services.worker.engine.assembly.fetching import fetch
 from services.worker.engine.assembly.stage import Assembly, Stage
 from services.worker.engine.reporting import LoadReporter
@@ -22,15 +26,27 @@ class SourceStage(Stage):
         plan = assembly.plan
         assembly.folder = source_folder(plan.source, assembly.settings)
         if assembly.folder is None:
-            assembly.folder = fetch(plan.source, report)
+            replaced = [part.name for part in plan.components if part.HasField("source")]
+            assembly.folder = fetch(plan.source, report, without=replaced)
             own = [part.name for part in plan.components if not part.HasField("source")]
             check_pipeline_folder(assembly.folder, own, plan.pipeline_class)
         for part in plan.components:
             if part.HasField("source"):
-                folder = source_folder(part.source, assembly.settings) or fetch(part.source, report)
-                assembly.sources[part.name] = folder / part.source.subfolder
-                check_component_folder(assembly.sources[part.name])
+                assembly.sources[part.name] = _own_source(assembly, part.source, report)
 
     def undo(self, assembly: Assembly) -> None:
         assembly.folder = None
         assembly.sources.clear()
+
+
+def _own_source(assembly: Assembly, source: checkpoint_pb2.CheckpointSource, report: LoadReporter) -> Path:
+    """The folder or file of a component that comes from elsewhere than the pipeline."""
+    if source.kind in FILE_KINDS:
+        file = source_file(source, assembly.settings)
+        if file is None:
+            file = fetch(source, report) / source.file
+            check_file(file, source.kind)
+        return file
+    folder = (source_folder(source, assembly.settings) or fetch(source, report)) / source.subfolder
+    check_component_folder(folder)
+    return folder

@@ -6,6 +6,7 @@ Invariant: `undo` after a failed or finished `apply` leaves nothing of the stage
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -53,6 +54,10 @@ class Assembly:
     pipeline: Any = None
     # Text encoders that leave the device once the prompt is encoded.
     visitors: list[Visitor] = field(default_factory=list)
+    # What puts global state back as it was found; called in reverse when the pipeline goes.
+    restores: list[Callable[[], None]] = field(default_factory=list)
+    cache_kind: int = plan_pb2.STEP_CACHE_KIND_OFF
+    is_compiled: bool = False
     engagements: list[generation_pb2.Engagement] = field(default_factory=list)
 
     def engage(self, knob: str, *, resolved: str, engaged: str, reason: str = "") -> None:

@@ -1,4 +1,4 @@
-"""`python -m services.worker.engine.probing DEVICE SCHEME...`: tries schemes, a line of JSON before and after each."""
+"""`python -m services.worker.engine.probing DEVICE SCHEME...`: tries schemes (0: compiling), telling each."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 import torch
 
 from services.worker.engine.hush import hushed_stderr
-from services.worker.engine.probing.trial import try_scheme
+from services.worker.engine.probing.trial import try_compiling, try_scheme
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     for scheme in schemes:
         print(json.dumps({"begins": scheme}), flush=True)
         with hushed_stderr():
-            probe = try_scheme(scheme, device)
+            probe = try_scheme(scheme, device) if scheme else try_compiling(device)
         answer = None if probe is None else {"works": probe.works, "reason": probe.reason}
         print(json.dumps({"ended": scheme, "answer": answer}), flush=True)
 

@@ -22,6 +22,9 @@ from services.worker.checkpoint_files import write_json
 FILE_NAME = "probes.json"
 # A child imports torch and torchao, and makes its first kernels.
 LIMIT_S = 180.0
+PROGRAM = (sys.executable, "-m", "services.worker.engine.probing")
+# Stands for torch.compile among the numbers of schemes.
+COMPILING = 0
 Answers = dict[str, dict[str, Any]]
 
 
@@ -33,33 +36,44 @@ class Probes:
         name: of the device, as its driver tells it.
         versions: what the trials rest on.
         folder: where answers are remembered; it need not exist.
+        program: the child; tests give another one.
     """
 
-    def __init__(self, device: torch.device, name: str, versions: device_pb2.SoftwareVersions, folder: Path) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        name: str,
+        versions: device_pb2.SoftwareVersions,
+        folder: Path,
+        program: tuple[str, ...] = PROGRAM,
+    ) -> None:
+        self._program = program
         self._device = device
         parts = (str(device), name, versions.torch, versions.diffusers, versions.torchao)
         self._key = " | ".join(parts)
         self._file = folder / FILE_NAME
         self._answers: Answers = self._remembered().get(self._key, {})
         self._child: subprocess.Popen[str] | None = None
+        # Compiling for a processor takes a minute for what a picture on it takes seconds: never planned, not tried.
+        self._wanted = sorted(SCHEMES) if device.type == "cpu" else [COMPILING, *sorted(SCHEMES)]
         self._start()
 
-    def results(self) -> list[device_pb2.SchemeProbe]:
-        """Every scheme that was tried, in the order of their numbers. Waits for what still runs."""
+    def describe(self, device: device_pb2.Device) -> None:
+        """Adds what was found out to a reading. Waits for what still runs."""
         while self._child is not None:
             self._finish()
             self._start()
-        return [
-            device_pb2.SchemeProbe(scheme=int(number), works=answer["works"], reason=answer["reason"])  # type: ignore[arg-type]
-            for number, answer in sorted(self._answers.items())
-            if answer
-        ]
+        for number, answer in sorted(self._answers.items()):
+            if answer and int(number) == COMPILING:
+                device.can_compile = answer["works"]
+            elif answer:
+                device.probes.add(scheme=int(number), works=answer["works"], reason=answer["reason"])  # type: ignore[arg-type]
 
     def _start(self) -> None:
         """Starts a child on what was not tried yet; none where all was."""
-        missing = [str(scheme) for scheme in sorted(SCHEMES) if str(scheme) not in self._answers]
+        missing = [str(scheme) for scheme in self._wanted if str(scheme) not in self._answers]
         if missing:
-            command = (sys.executable, "-m", "services.worker.engine.probing", str(self._device), *missing)
+            command = (*self._program, str(self._device), *missing)
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
             self._child = subprocess.Popen(command, text=True, **pipes)  # type: ignore[call-overload]
 
@@ -82,7 +96,7 @@ class Probes:
                 self._answers[str(told["ended"])] = told["answer"] or {}
         if is_late or (begun is None and child.returncode):
             # No scheme is to blame: nothing was learnt of what is left, and nothing is tried again.
-            self._answers = {**{str(scheme): {} for scheme in SCHEMES}, **self._answers}
+            self._answers = {**{str(scheme): {} for scheme in self._wanted}, **self._answers}
         elif begun is not None:
             self._answers[str(begun)] = {"works": False, "reason": f"the trial's process ended with {child.returncode}"}
         self._remember()

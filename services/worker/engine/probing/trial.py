@@ -32,6 +32,23 @@ def try_scheme(scheme: int, device: torch.device) -> device_pb2.SchemeProbe | No
     return device_pb2.SchemeProbe(scheme=scheme, works=not problem, reason=problem)  # type: ignore[arg-type]
 
 
+def try_compiling(device: torch.device) -> device_pb2.SchemeProbe | None:
+    """Returns whether torch.compile makes code for the device that computes the same, as a probe of no scheme."""
+    values = torch.linspace(-1, 1, ROWS, device=device)
+    try:
+        compiled = torch.compile(_smooth)(values)
+        problem = "" if torch.allclose(compiled, _smooth(values)) else "the compiled function computes something else"
+    except torch.OutOfMemoryError:
+        return None
+    except Exception as failure:  # whatever a compiler raises is the answer that this trial is after
+        problem = f"{type(failure).__name__}: {str(failure).splitlines()[0][:160] if str(failure) else 'no message'}"
+    return device_pb2.SchemeProbe(works=not problem, reason=problem)
+
+
+def _smooth(values: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.silu(values) * 2 + 1
+
+
 def _problem(scheme: int, device: torch.device) -> str:
     assert scheme in (INT8, FP8, STORAGE)
     generator = torch.Generator("cpu").manual_seed(0)
