@@ -44,6 +44,13 @@ def check_pipeline_folder(folder: Path, component_names: list[str], pipeline_cla
     return total
 
 
+def check_skeleton_folder(folder: Path, component_names: list[str]) -> None:
+    """Checks a pipeline folder that has configurations and no weights. Raises as `check_pipeline_folder`."""
+    read_json(folder / "model_index.json", missing=f"{folder.name} is no pipeline folder")
+    for name in component_names:
+        read_json(folder / name / "config.json", missing=f"the plan names a component {name!r}")
+
+
 def check_component_folder(folder: Path) -> int:
     """Returns the bytes of a component's weight files. Raises as `check_pipeline_folder`."""
     files = sorted(folder.glob("*.safetensors"))

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from darkroom.rpc.errors import InvalidRequestError, OutOfMemoryError, PlanRefusedError, SourceRefusedError
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, worker_pb2
-from services.worker.checkpoint_files import check_component_folder, check_pipeline_folder
+from services.worker.checkpoint_files import check_component_folder, check_pipeline_folder, check_skeleton_folder
 from services.worker.component_files import FILE_KINDS, check_file, source_file
 from services.worker.config import WorkerSettings
 
@@ -41,7 +41,13 @@ RULES = frozenset({KREA, HIDREAM})
 # blocks are not streamed reliably either.
 UNSTREAMABLE = frozenset({device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8, device_pb2.SCHEME_GGUF})
 STREAMING_TIERS = (plan_pb2.OFFLOAD_TIER_GROUP, plan_pb2.OFFLOAD_TIER_SEQUENTIAL)
-SOURCES = frozenset({checkpoint_pb2.CHECKPOINT_KIND_DENSE, checkpoint_pb2.CHECKPOINT_KIND_DENSE_THEN_QUANTISE})
+SOURCES = frozenset(
+    {
+        checkpoint_pb2.CHECKPOINT_KIND_DENSE,
+        checkpoint_pb2.CHECKPOINT_KIND_DENSE_THEN_QUANTISE,
+        checkpoint_pb2.CHECKPOINT_KIND_RANDOM,
+    }
+)
 
 
 def check_plan(plan: plan_pb2.Plan, settings: WorkerSettings, is_trusted: Callable[[str], bool]) -> None:
@@ -60,7 +66,10 @@ def check_plan(plan: plan_pb2.Plan, settings: WorkerSettings, is_trusted: Callab
         _check_trust(plan.source.repo_id, settings, is_trusted)
     else:
         own = [part.name for part in plan.components if not part.HasField("source")]
-        check_pipeline_folder(folder, own, plan.pipeline_class)
+        if plan.source.kind == checkpoint_pb2.CHECKPOINT_KIND_RANDOM:
+            check_skeleton_folder(folder, own)
+        else:
+            check_pipeline_folder(folder, own, plan.pipeline_class)
     for part in plan.components:
         if part.HasField("source"):
             _check_own_source(part, settings, is_trusted)
@@ -200,6 +209,8 @@ def _check_fields(plan: plan_pb2.Plan) -> None:
 def _check_abilities(plan: plan_pb2.Plan) -> None:
     if plan.engine == plan_pb2.ENGINE_NATIVE:
         raise PlanRefusedError("this worker has no native engine; plan for diffusers")
+    if plan.source.kind == checkpoint_pb2.CHECKPOINT_KIND_RANDOM and plan.source.WhichOneof("location") == "repo_id":
+        raise PlanRefusedError("random weights take their configurations from a folder on this worker")
     if plan.source.kind not in SOURCES:
         kind = checkpoint_pb2.CheckpointKind.Name(plan.source.kind).removeprefix("CHECKPOINT_KIND_")
         raise PlanRefusedError(f"this worker can't read a checkpoint of kind {kind} yet; plan a dense one")
@@ -215,9 +226,7 @@ def _check_abilities(plan: plan_pb2.Plan) -> None:
             scheme = device_pb2.Scheme.Name(part.scheme).removeprefix("SCHEME_")
             raise PlanRefusedError(f"{part.name} in {scheme} can't be streamed; plan another tier or another scheme")
         if (part.scheme == device_pb2.SCHEME_GGUF) != (part.source.kind == checkpoint_pb2.CHECKPOINT_KIND_GGUF):
-            raise PlanRefusedError(
-                f"{part.name}: scheme GGUF and a GGUF file go together, and neither without the other"
-            )
+            raise PlanRefusedError(f"{part.name}: scheme GGUF and a GGUF file go together or not at all")
         if part.scheme not in SCHEMES:
             scheme = device_pb2.Scheme.Name(part.scheme).removeprefix("SCHEME_")
             raise PlanRefusedError(f"this worker can't keep {part.name} in {scheme} yet; plan scheme NONE")

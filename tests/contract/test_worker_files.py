@@ -1,4 +1,4 @@
-"""A denoiser from one file, safetensors or GGUF: read by the pipeline's configuration, and broken ones named at once."""
+"""A denoiser from one file, safetensors or GGUF: read by the pipeline's configuration, and broken ones are named."""
 
 from __future__ import annotations
 
@@ -135,11 +135,11 @@ async def test_a_broken_file_is_named_before_anything_is_evicted(
 
 async def test_a_file_that_lacks_a_tensor_is_refused(worker: WorkerServer, models: Path) -> None:
     tensors = load_file(models / "denoiser.safetensors")
-    del tensors["proj_out.weight"]
+    del tensors["transformer_blocks.0.attn.to_q.weight"]
     write_gguf(models / "lacking.gguf", tensors)
     failure = await failure_of(worker.load(plan_with(models, models / "lacking.gguf", "gguf")))
     assert isinstance(failure, CorruptCheckpointError)
-    assert "proj_out.weight" in failure.message
+    assert "lacking.gguf doesn't fit a FluxTransformer2DModel" in failure.message
 
 
 async def test_files_outside_the_allowed_folders_and_kinds_that_contradict_are_refused(
@@ -151,3 +151,22 @@ async def test_files_outside_the_allowed_folders_and_kinds_that_contradict_are_r
     plan = plan_with(models, models / "denoiser.safetensors", "safetensors")
     plan.components[2].scheme = device_pb2.SCHEME_GGUF
     assert isinstance(await failure_of(worker.load(plan)), PlanRefusedError)
+
+
+async def test_random_weights_need_configurations_alone_and_are_told_as_such(
+    worker: WorkerServer, models: Path
+) -> None:
+    shutil.copytree(models / "tiny", models / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    plan = tiny_flux_plan(models / "tiny")
+    plan.source.kind, plan.source.path = checkpoint_pb2.CHECKPOINT_KIND_RANDOM, str(models / "bare")
+    loaded = (await worker.load(plan))[-1].loaded
+    engaged = {knob.knob: knob for knob in loaded.engagements}
+    assert "no picture shows anything" in engaged["weights"].reason
+    assert loaded.measured_bytes == pytest.approx(loaded.planned_bytes, rel=0.15)
+    first = await paint(worker, "random")
+    await worker.load(tiny_flux_plan(models / "tiny"))
+    await worker.load(plan)
+    assert (await paint(worker, "random-again") == first).all()
+    (models / "bare" / "vae" / "config.json").unlink()
+    plan.model = "another"
+    assert isinstance(await failure_of(worker.load(plan)), SourceRefusedError)
