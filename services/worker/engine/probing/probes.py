@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from darkroom.v1 import device_pb2
 from services.worker.checkpoint_files import write_json
 
 FILE_NAME = "probes.json"
-# A child imports torch and torchao, and makes its first kernels.
-LIMIT_S = 180.0
+# All children together: they import torch and torchao, and make their first kernels. Less than an engine's start gets.
+LIMIT_S = 75.0
 PROGRAM = (sys.executable, "-m", "services.worker.engine.probing")
 # Stands for torch.compile among the numbers of schemes.
 COMPILING = 0
@@ -48,6 +49,7 @@ class Probes:
         program: tuple[str, ...] = PROGRAM,
     ) -> None:
         self._program = program
+        self._deadline = time.monotonic() + LIMIT_S
         self._device = device
         parts = (str(device), name, versions.torch, versions.diffusers, versions.torchao)
         self._key = " | ".join(parts)
@@ -82,7 +84,7 @@ class Probes:
         assert self._child is not None
         child, self._child = self._child, None
         try:
-            output, _ = child.communicate(timeout=LIMIT_S)
+            output, _ = child.communicate(timeout=max(self._deadline - time.monotonic(), 0.0))
             is_late = False
         except subprocess.TimeoutExpired:
             child.kill()
