@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gguf import GGUFReader
-
 from darkroom.rpc.errors import CorruptCheckpointError, SourceRefusedError
 from darkroom.v1 import checkpoint_pb2
 from services.worker.checkpoint_files import check_safetensors, disguise
@@ -58,6 +56,9 @@ def check_gguf(path: Path) -> int:
         start = file.read(256)
     if not start.startswith(MAGIC):
         raise _corrupt(path, disguise(start, size, "GGUF"))
+    # Here and not above: it brings numpy, which a supervisor that reads no such file has no use for.
+    from gguf import GGUFReader
+
     try:
         tensors = GGUFReader(path).tensors
         end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in tensors), default=0)
