@@ -15,7 +15,7 @@
     │   ├── NotLoadedError                            NOT_LOADED            another model, or none, is loaded
     │   ├── KernelFailedError                         KERNEL_FAILED         a kernel, compilation or quantisation failed
     │   ├── NoOutputError                             NO_OUTPUT             the job has no file
-    │   ├── PoisonError                               POISON                the job ended its engine process again and again
+    │   ├── PoisonError                               POISON                the job ended its engine process repeatedly
     │   ├── NotDeadError                              NOT_DEAD              only dead jobs are re-driven
     │   ├── InvalidCatalogueError                     INVALID_CATALOGUE     a file of model facts is wrong
     │   └── SourceRefusedError                        SOURCE_REFUSED        untrusted, gated or missing checkpoint

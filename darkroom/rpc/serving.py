@@ -134,7 +134,7 @@ async def owned_task(coroutine: Coroutine[None, None, None], name: str) -> Async
 async def end_task(task: asyncio.Task[None]) -> None:
     """Cancels a task and waits until it has ended; raises what it failed with.
 
-    Not `suppress(CancelledError): await task`: that would also swallow a cancellation of the caller that comes meanwhile.
+    Not `suppress(CancelledError): await task`: that would swallow a cancellation of the caller that comes meanwhile.
     """
     is_cancelled = False
     task.cancel()
