@@ -41,6 +41,8 @@ class Outputs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        # Set by whoever could not store a file.
+        self.is_full = False
 
     def open(self) -> str:
         """Makes the folder where it is absent, and returns its name."""
@@ -70,6 +72,16 @@ class Outputs:
         names = folder.glob(f"{job_id}-*") if counter is None else [self.path(job_id, counter)]
         for name in list(names):
             name.unlink(missing_ok=True)
+
+    def has_room(self) -> bool:
+        """Tries whether a file can be written, if the last one could not. May block."""
+        if self.is_full:
+            probe = self._folder / UNFINISHED / f"probe-{secrets.token_hex(4)}"
+            with contextlib.suppress(OSError):
+                probe.write_bytes(bytes(CHUNK_BYTES))
+                self.is_full = False
+            probe.unlink(missing_ok=True)
+        return not self.is_full
 
     def delete_others(self, job_id: str, counter: int) -> None:
         """Removes the files of all claims but one."""

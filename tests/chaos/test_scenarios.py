@@ -222,6 +222,22 @@ async def test_a_restart_under_load_loses_no_accepted_job(scene: Scene, victim: 
     assert {(job.state, job.id) for job in jobs} == {(SUCCEEDED, job_id) for job_id in job_ids}
 
 
+async def test_a_full_disk_makes_jobs_wait_and_fails_none(scene: Scene) -> None:
+    for gateway in scene.cluster.gateways:
+        gateway.limit_files(0)
+    job_ids = [await scene.submit("patient", gateway=place % 2) for place in range(4)]
+    await asyncio.sleep(8)
+    assert {(await scene.get(job_id)).state for job_id in job_ids} <= {
+        job_pb2.JOB_STATE_QUEUED,
+        job_pb2.JOB_STATE_RUNNING,
+    }
+    for gateway in scene.cluster.gateways:
+        gateway.limit_files(None)
+    jobs = await scene.finish(*job_ids)
+    assert {job.state for job in jobs} == {SUCCEEDED}
+    assert max([(await scene.evidence(job_id)).num_lost for job_id in job_ids]) <= 4
+
+
 # -- R14: what a watch tells is true, from any cursor -----------------------------------------------------------------
 
 

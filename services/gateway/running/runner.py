@@ -17,6 +17,7 @@ from darkroom.rpc.errors import (
     CancelledError,
     DarkroomError,
     DeadlineError,
+    DiskFullError,
     EngineHungError,
     InternalError,
     StaleTokenError,
@@ -169,6 +170,7 @@ class Runner:
         is_late = self._claim.left_s == 0
         if verdict in WORKERS_FAULT and not is_late:
             self._seat.went_wrong()
+        self._means.outputs.is_full |= isinstance(error, DiskFullError)
         is_gone = isinstance(error, WorkerLostError) and not is_late
         if is_gone:
             self._seat.lost(error.message)
