@@ -1,6 +1,6 @@
 """The stack starts, keeps and stops its services, and leaves nothing behind."""
 
-from __future__ import annotations
+from __future__ import contextlib
 
 import json
 import os
@@ -89,7 +89,8 @@ def start(tmp_path: Path) -> Iterator[Callable[..., RunningStack]]:
             stack.process.kill()
         stack.process.wait()
         for pid in stack.processes():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 Start = Callable[..., RunningStack]
