@@ -1,6 +1,6 @@
 """The stack starts, keeps and stops its services, and leaves nothing behind."""
 
-from __future__ import contextlib
+from __future__ import annotations
 
 import json
 import os
