@@ -21,7 +21,7 @@ demo: export PROMPT := $(PROMPT)
 # Real processes on a busy machine can miss a bound: what failed runs once more, alone, with both outputs shown.
 test: .venv/dev check .cache/debian-redis/redis-server ## everything that CI runs
 	@$(RUN) -m pytest || $(RUN) -m pytest --last-failed
-	@export DARKROOM_TEST_REDIS_SERVER=.cache/debian-redis/redis-server; \
+	@export DARKROOM_TEST_REDIS_SERVER="$$PWD/.cache/debian-redis/redis-server"; \
 	    $(RUN) -m pytest -m redis || $(RUN) -m pytest -m redis --last-failed
 
 check: .venv/dev ## style, types, contracts: seconds, no tests
