@@ -7,6 +7,7 @@ clock function, in `prelude.lua`; here it reads a key instead of the server's ti
 from __future__ import annotations
 
 import asyncio
+import itertools
 import subprocess
 import uuid
 from collections.abc import Coroutine, Iterator
@@ -37,7 +38,12 @@ MOST_DEATHS = 2
 QUEUED, RUNNING = job_pb2.JOB_STATE_QUEUED, job_pb2.JOB_STATE_RUNNING
 SUCCEEDED, FAILED, CANCELLED = job_pb2.JOB_STATE_SUCCEEDED, job_pb2.JOB_STATE_FAILED, job_pb2.JOB_STATE_CANCELLED
 LIMITS = settings(
-    max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck), print_blob=False
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=False,
+    database=None,
 )
 WORKERS = ("w0", "w1", "w2")
 REAL_CLOCK = """
@@ -78,7 +84,10 @@ class StoreModel(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.client = self.run(_connected(url))
-        self.jobs = Jobs(self.client, Scripts(self.client, Durability.EVERY_WRITE, folder))
+        # Ids in order, so that ties between leases fall the same way whenever a run is repeated.
+        suffixes = map("{:012x}".format, itertools.count())
+        scripts = Scripts(self.client, Durability.EVERY_WRITE, folder)
+        self.jobs = Jobs(self.client, scripts, lambda: next(suffixes))
         self.model: dict[str, ModelJob] = {}
         self.requests: dict[str, tuple[str, str]] = {}
         self.now_ms = START_MS

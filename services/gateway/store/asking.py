@@ -6,8 +6,7 @@ Knows nothing of workers. Invariant: what returns is on disk.
 from __future__ import annotations
 
 import hashlib
-import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import redis.asyncio as aioredis
@@ -34,6 +33,7 @@ class Asking:
 
     _client: aioredis.Redis
     _scripts: Scripts
+    _make_suffix: Callable[[], str]
 
     async def submit(
         self,
@@ -61,7 +61,7 @@ class Asking:
             QueueFullError: too many jobs wait, of all or of this tenant.
         """
         data = request.SerializeToString(deterministic=True)
-        suffix = secrets.token_hex(6)
+        suffix = self._make_suffix()
         terms = terms or job_pb2.JobTerms()
         answer = await self._scripts.call(
             "submit",
@@ -90,7 +90,7 @@ class Asking:
             QueueFullError: too many jobs wait.
         """
         check_job_id(job_id)
-        suffix, digest = secrets.token_hex(6), f"redrive {job_id}"
+        suffix, digest = self._make_suffix(), f"redrive {job_id}"
         answer = await self._scripts.call(
             "redrive", job_id, suffix, request_id, digest, bounds.in_all, bounds.of_tenant, lasting=True
         )

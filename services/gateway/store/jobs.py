@@ -6,6 +6,8 @@ Knows nothing of workers' addresses or RPCs. Invariants: what returns is on disk
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from functools import partial
 
 import redis.asyncio as aioredis
 
@@ -15,14 +17,28 @@ from services.gateway.store.scripts import Scripts
 from services.gateway.store.upkeep import Upkeep
 from services.gateway.store.vocabulary import Bounds, Setback, Wish
 
+RANDOM_SUFFIX = partial(secrets.token_hex, 6)
+
 __all__ = ["Bounds", "Jobs", "Setback", "Wish"]
 
 
 class Jobs(Asking, Driving, Upkeep):
-    """The jobs of one Redis."""
+    """The jobs of one Redis.
 
-    def __init__(self, client: aioredis.Redis, scripts: Scripts) -> None:
+    Args:
+        client: of the server.
+        scripts: that run there.
+        make_suffix: gives the second half of each new job's id, twelve hexadecimal digits; random where absent.
+    """
+
+    def __init__(
+        self,
+        client: aioredis.Redis,
+        scripts: Scripts,
+        make_suffix: Callable[[], str] = RANDOM_SUFFIX,
+    ) -> None:
         self._client = client
         self._scripts = scripts
+        self._make_suffix = make_suffix
         # Taken by the first claim of a new database; every gateway offers one.
         self._store_candidate = secrets.token_hex(8)
