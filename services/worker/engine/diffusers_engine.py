@@ -12,12 +12,6 @@ import warnings
 # Before diffusers or transformers is imported: they read these once. A bar on stderr is no log line.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-# libgomp reads this when torch loads it. By default its threads spin for milliseconds while they wait, which on busy
-# cores starves whoever they wait for; a short spin keeps the speed of idle cores. The emoji picture on 2 cores (torch
-# 2.13, bfloat16, same bytes), by spins before sleeping: default 0.8 to 0.9 s idle and 10 to 28 s at a load of 7; 10,000
-# as fast idle and 1.0 to 1.4 s loaded; none (OMP_WAIT_POLICY=PASSIVE) 1.1 to 1.3 s idle and 1.5 to 1.9 s loaded.
-if "OMP_WAIT_POLICY" not in os.environ:
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 import diffusers
 import psutil  # type: ignore[import-untyped]
