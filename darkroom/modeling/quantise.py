@@ -6,6 +6,7 @@ again, and one that was begun and not finished is never used.
 
 from __future__ import annotations
 
+import enum
 import functools
 import inspect
 from collections.abc import Callable
@@ -27,6 +28,16 @@ SCHEMES = frozenset({INT8, FP8, STORAGE})
 FLOAT8 = torch.float8_e4m3fn
 # On the module: the scheme that is being made, and True once every layer is.
 SCHEME_MARK, DONE_MARK = "_darkroom_scheme", "_darkroom_is_quantised"
+
+
+class Layer(enum.Enum):
+    """What became of a layer."""
+
+    QUANTISED = enum.auto()
+    # Quantised, and its rows are padded.
+    PADDED = enum.auto()
+    # Dense: padding its rows was not exact.
+    UNPROVEN = enum.auto()
 
 
 @dataclass(frozen=True)
@@ -75,24 +86,49 @@ def quantise(
         raise KernelFailedError("this component was quantised halfway or in another scheme; it has to be read again")
     setattr(module, SCHEME_MARK, scheme)
     layers = list(taken_layers(module, recipe))
-    num_padded = num_unproven = 0
+    outcomes = []
     for name, layer in layers:
         check()
-        if scheme == STORAGE:
-            _cast(layer, compute_type)
-            continue
-        dense = layer.weight
-        _convert(layer.to(device), scheme, recipe)
-        if any(part in name for part in recipe.pad_names):
-            if pad_rows(layer, recipe.min_rows, compute_type):
-                num_padded += 1
-            else:
-                layer.weight = nn.Parameter(dense.to(device), requires_grad=False)
-                num_unproven += 1
+        outcomes.append(quantise_layer(name, layer, scheme, recipe, compute_type, device))
     if scheme == STORAGE:
         _pin_dtype(module, compute_type)
     setattr(module, DONE_MARK, True)
+    num_padded, num_unproven = outcomes.count(Layer.PADDED), outcomes.count(Layer.UNPROVEN)
     return Quantised(len(layers) - num_unproven, num_padded, num_unproven, before, storage_bytes([module]))
+
+
+def quantise_layer(
+    name: str,
+    layer: nn.Module,
+    scheme: int,
+    recipe: plan_pb2.QuantisationRecipe,
+    compute_type: torch.dtype,
+    device: torch.device,
+) -> Layer:
+    """Quantises one layer that the recipe takes: by itself, for whoever has the rest of the module elsewhere.
+
+    Args:
+        name: qualified, within its component.
+        layer: dense, anywhere; it is on `device` afterwards, but for float8 storage, which stays where it is.
+        scheme: one of SCHEMES.
+        recipe: how.
+        compute_type: what float8 storage is cast back to.
+        device: where kernels run.
+
+    Raises:
+        KernelFailedError: it came out dense.
+    """
+    if scheme == STORAGE:
+        _cast(layer, compute_type)
+        return Layer.QUANTISED
+    dense: Any = layer.weight
+    _convert(layer.to(device), scheme, recipe)
+    if not any(part in name for part in recipe.pad_names):
+        return Layer.QUANTISED
+    if pad_rows(layer, recipe.min_rows, compute_type):
+        return Layer.PADDED
+    layer.weight = nn.Parameter(dense.to(device), requires_grad=False)
+    return Layer.UNPROVEN
 
 
 def _convert(layer: nn.Module, scheme: int, recipe: plan_pb2.QuantisationRecipe) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 import secrets
-import uuid
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -46,19 +45,6 @@ def admit(request: generation_pb2.GenerationRequest, find_model: FindModel) -> g
     if violations:
         raise InvalidRequestError(violations, model=model.name, **_limit_facts(model.limits))
     return full
-
-
-def check_request_id(request_id: str) -> None:
-    """Raises InvalidRequestError unless the id is empty or a UUID."""
-    if not request_id:
-        return
-    try:
-        is_uuid = str(uuid.UUID(request_id)) == request_id.lower()
-    except ValueError:
-        is_uuid = False
-    if not is_uuid:
-        text = f"{request_id[:64]!r} is no UUID; send one such as {uuid.UUID(int=0)}, made by uuid4, or leave it out"
-        raise InvalidRequestError({"request_id": text})
 
 
 def check_terms(terms: job_pb2.JobTerms) -> None:

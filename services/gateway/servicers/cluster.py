@@ -9,8 +9,8 @@ import asyncio
 
 import grpc
 
+from darkroom.rpc.paging import cut_page, page_size
 from darkroom.v1 import cluster_service_pb2, cluster_service_pb2_grpc
-from services.gateway.paging import cut_page, page_size
 from services.gateway.workers.pool import Pool
 from services.gateway.workers.seat import Seat
 

@@ -14,10 +14,11 @@ import grpc
 
 from darkroom.rpc.errors import DarkroomError, DrainingError, InvalidRequestError, NoOutputError
 from darkroom.rpc.logs import log
+from darkroom.rpc.paging import make_token, page_size, read_token
+from darkroom.rpc.request_ids import check_request_id
 from darkroom.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc, job_pb2, worker_pb2
-from services.gateway.admission import FindModel, admit, check_request_id, check_terms, find_tenant, kind_of
+from services.gateway.admission import FindModel, admit, check_terms, find_tenant, kind_of
 from services.gateway.outputs import Outputs
-from services.gateway.paging import make_token, page_size, read_token
 from services.gateway.store.asking import digest_of
 from services.gateway.store.events import Events
 from services.gateway.store.jobs import Jobs

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 import grpc
 
 from darkroom.rpc.errors import DarkroomError, InvalidRequestError, NoWorkerError
+from darkroom.rpc.paging import cut_page, page_size
 from darkroom.rpc.serving import owned_task
 from darkroom.v1 import (
     generation_pb2,
@@ -23,7 +24,6 @@ from darkroom.v1 import (
     worker_pb2,
 )
 from services.gateway.admission import check_preferences, kind_of
-from services.gateway.paging import cut_page, page_size
 from services.gateway.running.loading import Need, ensure_loaded
 from services.gateway.store.jobs import Jobs
 from services.gateway.workers.client import PlannerClient

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from darkroom.rpc.errors import InvalidRequestError, UnknownModelError
+from darkroom.rpc.request_ids import check_request_id
 from darkroom.v1 import device_pb2, generation_pb2, plan_pb2
-from services.gateway.admission import admit, check_preferences, check_request_id, kind_of
+from services.gateway.admission import admit, check_preferences, kind_of
 from tests.fakes.catalogue import TINY, FakeCatalogue
 
 CATALOGUE = FakeCatalogue()

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from darkroom.rpc.errors import InvalidRequestError
+from darkroom.rpc.paging import cut_page, make_token, page_size, read_token
 from darkroom.v1 import generation_pb2
-from services.gateway.paging import cut_page, make_token, page_size, read_token
 from services.gateway.running.progress import ProgressTruth
 
 FRACTIONS = st.lists(st.tuples(st.booleans(), st.floats(), st.integers(-5, 99), st.integers(-5, 50)), max_size=30)
