@@ -4,8 +4,10 @@ isort:skip_file
 Where weights come from and what taking them costs."""
 
 import builtins
+import collections.abc
 import darkroom.v1.device_pb2
 import google.protobuf.descriptor
+import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import sys
@@ -61,6 +63,34 @@ CHECKPOINT_KIND_GGUF: CheckpointKind.ValueType  # 6
 CHECKPOINT_KIND_RANDOM: CheckpointKind.ValueType  # 7
 """The architecture at full size with random weights, for measuring a device without a download."""
 global___CheckpointKind = CheckpointKind
+
+class _CheckpointState:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _CheckpointStateEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_CheckpointState.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    CHECKPOINT_STATE_UNSPECIFIED: _CheckpointState.ValueType  # 0
+    """Never sent."""
+    CHECKPOINT_STATE_PASSED: _CheckpointState.ValueType  # 1
+    """Its gates passed."""
+    CHECKPOINT_STATE_FAILED: _CheckpointState.ValueType  # 2
+    """Its gates failed; kept so that somebody can look at why."""
+    CHECKPOINT_STATE_UNGATED: _CheckpointState.ValueType  # 3
+    """No gates were run."""
+
+class CheckpointState(_CheckpointState, metaclass=_CheckpointStateEnumTypeWrapper):
+    """What is true of a checkpoint in a store. Only PASSED ones are offered to planners."""
+
+CHECKPOINT_STATE_UNSPECIFIED: CheckpointState.ValueType  # 0
+"""Never sent."""
+CHECKPOINT_STATE_PASSED: CheckpointState.ValueType  # 1
+"""Its gates passed."""
+CHECKPOINT_STATE_FAILED: CheckpointState.ValueType  # 2
+"""Its gates failed; kept so that somebody can look at why."""
+CHECKPOINT_STATE_UNGATED: CheckpointState.ValueType  # 3
+"""No gates were run."""
+global___CheckpointState = CheckpointState
 
 @typing.final
 class Artifact(google.protobuf.message.Message):
@@ -154,3 +184,245 @@ class CheckpointSource(google.protobuf.message.Message):
     def WhichOneof(self, oneof_group: typing.Literal["location", b"location"]) -> typing.Literal["repo_id", "bundled", "path"] | None: ...
 
 global___CheckpointSource = CheckpointSource
+
+@typing.final
+class Checkpoint(google.protobuf.message.Message):
+    """One quantised component in a store."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ID_FIELD_NUMBER: builtins.int
+    NAME_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
+    FAMILY_FIELD_NUMBER: builtins.int
+    COMPONENT_FIELD_NUMBER: builtins.int
+    SCHEME_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    DENSE_BYTES_FIELD_NUMBER: builtins.int
+    NUM_TENSORS_FIELD_NUMBER: builtins.int
+    NUM_QUANTISED_FIELD_NUMBER: builtins.int
+    LICENSE_FIELD_NUMBER: builtins.int
+    SOURCE_SHA256_FIELD_NUMBER: builtins.int
+    VERSIONS_FIELD_NUMBER: builtins.int
+    FILES_FIELD_NUMBER: builtins.int
+    GATES_FIELD_NUMBER: builtins.int
+    id: builtins.str
+    """SHA-256 of its manifest, in lower-case hex."""
+    name: builtins.str
+    """Name of its files without ending: "FLUX.1-dev-FP8"."""
+    state: global___CheckpointState.ValueType
+    """Whether it may be used."""
+    base: builtins.str
+    """Model that it was made of, by its repository, or by its name where it is bundled."""
+    family: builtins.str
+    """Family of that model."""
+    component: builtins.str
+    """Attribute on the pipeline: "transformer", "text_encoder_2"."""
+    scheme: darkroom.v1.device_pb2.Scheme.ValueType
+    """How it is quantised."""
+    size_bytes: builtins.int
+    """Bytes of its files, the manifest apart."""
+    dense_bytes: builtins.int
+    """Bytes of the component before, in the type that it computes in."""
+    num_tensors: builtins.int
+    """Tensors of the component."""
+    num_quantised: builtins.int
+    """Layers that are quantised."""
+    license: builtins.str
+    """Licence of the source, as an SPDX id where one exists."""
+    source_sha256: builtins.str
+    """SHA-256 over the source's tensors of this component: names, types, shapes, bytes. Components with the same one are
+    byte-identical.
+    """
+    @property
+    def versions(self) -> darkroom.v1.device_pb2.SoftwareVersions:
+        """What it was made with."""
+
+    @property
+    def files(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CheckpointFile]:
+        """Its weight files, in order."""
+
+    @property
+    def gates(self) -> global___GateReport:
+        """What the gates said; absent where none were run."""
+
+    def __init__(
+        self,
+        *,
+        id: builtins.str = ...,
+        name: builtins.str = ...,
+        state: global___CheckpointState.ValueType = ...,
+        base: builtins.str = ...,
+        family: builtins.str = ...,
+        component: builtins.str = ...,
+        scheme: darkroom.v1.device_pb2.Scheme.ValueType = ...,
+        size_bytes: builtins.int = ...,
+        dense_bytes: builtins.int = ...,
+        num_tensors: builtins.int = ...,
+        num_quantised: builtins.int = ...,
+        license: builtins.str = ...,
+        source_sha256: builtins.str = ...,
+        versions: darkroom.v1.device_pb2.SoftwareVersions | None = ...,
+        files: collections.abc.Iterable[global___CheckpointFile] | None = ...,
+        gates: global___GateReport | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["gates", b"gates", "versions", b"versions"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "component", b"component", "dense_bytes", b"dense_bytes", "family", b"family", "files", b"files", "gates", b"gates", "id", b"id", "license", b"license", "name", b"name", "num_quantised", b"num_quantised", "num_tensors", b"num_tensors", "scheme", b"scheme", "size_bytes", b"size_bytes", "source_sha256", b"source_sha256", "state", b"state", "versions", b"versions"]) -> None: ...
+
+global___Checkpoint = Checkpoint
+
+@typing.final
+class CheckpointFile(google.protobuf.message.Message):
+    """One file of a checkpoint."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """"FLUX.1-dev-FP8.safetensors"."""
+    size_bytes: builtins.int
+    """Its size."""
+    sha256: builtins.str
+    """SHA-256 in lower-case hex."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        size_bytes: builtins.int = ...,
+        sha256: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["name", b"name", "sha256", b"sha256", "size_bytes", b"size_bytes"]) -> None: ...
+
+global___CheckpointFile = CheckpointFile
+
+@typing.final
+class GateReport(google.protobuf.message.Message):
+    """What the gates said of a checkpoint."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CHECKPOINT_ID_FIELD_NUMBER: builtins.int
+    HAS_PASSED_FIELD_NUMBER: builtins.int
+    CHECKS_FIELD_NUMBER: builtins.int
+    PAIRS_FIELD_NUMBER: builtins.int
+    NOT_RUN_FIELD_NUMBER: builtins.int
+    DEVICE_FIELD_NUMBER: builtins.int
+    checkpoint_id: builtins.str
+    """The checkpoint, by its id."""
+    has_passed: builtins.bool
+    """True if nothing failed."""
+    device: builtins.str
+    """Device that the pictures were made on, as its driver names it."""
+    @property
+    def checks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GateCheck]:
+        """Every check that ran."""
+
+    @property
+    def pairs(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___GatePair]:
+        """Pairs of pictures, in the order of the contact sheet."""
+
+    @property
+    def not_run(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Checks that were not run, with why: "lpips: no weights are set (DARKROOM_BUILDER_LPIPS_WEIGHTS)"."""
+
+    def __init__(
+        self,
+        *,
+        checkpoint_id: builtins.str = ...,
+        has_passed: builtins.bool = ...,
+        checks: collections.abc.Iterable[global___GateCheck] | None = ...,
+        pairs: collections.abc.Iterable[global___GatePair] | None = ...,
+        not_run: collections.abc.Iterable[builtins.str] | None = ...,
+        device: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["checkpoint_id", b"checkpoint_id", "checks", b"checks", "device", b"device", "has_passed", b"has_passed", "not_run", b"not_run", "pairs", b"pairs"]) -> None: ...
+
+global___GateReport = GateReport
+
+@typing.final
+class GateCheck(google.protobuf.message.Message):
+    """One check."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    HAS_PASSED_FIELD_NUMBER: builtins.int
+    MEASURED_FIELD_NUMBER: builtins.int
+    WANTED_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """"bit_identity", "load", "ssim_mean"."""
+    has_passed: builtins.bool
+    """Whether it passed."""
+    measured: builtins.str
+    """What was measured, for people."""
+    wanted: builtins.str
+    """What was wanted, for people."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        has_passed: builtins.bool = ...,
+        measured: builtins.str = ...,
+        wanted: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["has_passed", b"has_passed", "measured", b"measured", "name", b"name", "wanted", b"wanted"]) -> None: ...
+
+global___GateCheck = GateCheck
+
+@typing.final
+class GatePair(google.protobuf.message.Message):
+    """A picture by the dense model and the same one, seed for seed, by the checkpoint. A figure that was not run is absent."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PROMPT_FIELD_NUMBER: builtins.int
+    SEED_FIELD_NUMBER: builtins.int
+    SSIM_FIELD_NUMBER: builtins.int
+    PSNR_DB_FIELD_NUMBER: builtins.int
+    LPIPS_FIELD_NUMBER: builtins.int
+    CLIP_DROP_FIELD_NUMBER: builtins.int
+    DENSE_LUMA_FIELD_NUMBER: builtins.int
+    LUMA_FIELD_NUMBER: builtins.int
+    RERUN_SSIM_FIELD_NUMBER: builtins.int
+    prompt: builtins.str
+    """What it shows."""
+    seed: builtins.int
+    """Of both."""
+    ssim: builtins.float
+    """Structural similarity, 1 for the same picture."""
+    psnr_db: builtins.float
+    """Peak signal to noise in dB; 100 for the same picture."""
+    lpips: builtins.float
+    """Perceptual distance, 0 for the same picture."""
+    clip_drop: builtins.float
+    """How much less the checkpoint's picture fits its prompt, as a difference of cosines."""
+    dense_luma: builtins.float
+    """Mean luma of the dense picture, 0 to 1."""
+    luma: builtins.float
+    """Mean luma of the checkpoint's picture."""
+    rerun_ssim: builtins.float
+    """Structural similarity of two runs of the dense model: what is noise of its own."""
+    def __init__(
+        self,
+        *,
+        prompt: builtins.str = ...,
+        seed: builtins.int = ...,
+        ssim: builtins.float = ...,
+        psnr_db: builtins.float = ...,
+        lpips: builtins.float | None = ...,
+        clip_drop: builtins.float | None = ...,
+        dense_luma: builtins.float = ...,
+        luma: builtins.float = ...,
+        rerun_ssim: builtins.float = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["_clip_drop", b"_clip_drop", "_lpips", b"_lpips", "clip_drop", b"clip_drop", "lpips", b"lpips"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_clip_drop", b"_clip_drop", "_lpips", b"_lpips", "clip_drop", b"clip_drop", "dense_luma", b"dense_luma", "lpips", b"lpips", "luma", b"luma", "prompt", b"prompt", "psnr_db", b"psnr_db", "rerun_ssim", b"rerun_ssim", "seed", b"seed", "ssim", b"ssim"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_clip_drop", b"_clip_drop"]) -> typing.Literal["clip_drop"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_lpips", b"_lpips"]) -> typing.Literal["lpips"] | None: ...
+
+global___GatePair = GatePair

@@ -385,6 +385,7 @@ class PlanPreferences(google.protobuf.message.Message):
     ALLOWS_SCHEME_FALLBACK_FIELD_NUMBER: builtins.int
     FORBIDS_STORAGE_CAST_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
+    FAST_ACCUMULATE_FIELD_NUMBER: builtins.int
     scheme: darkroom.v1.device_pb2.Scheme.ValueType
     """Scheme of the denoiser; unspecified lets the planner choose. An explicit scheme that can't be honoured is refused."""
     memory_mode: global___MemoryMode.ValueType
@@ -407,6 +408,8 @@ class PlanPreferences(google.protobuf.message.Message):
     """True lets an explicit scheme that can't be honoured fall down the ladder, and the plan says so."""
     forbids_storage_cast: builtins.bool
     """True keeps weights from being stored in float8 where they are not computed in it."""
+    fast_accumulate: builtins.bool
+    """Faster accumulation of float8 products; absent leaves it to the scheme's rule."""
     @property
     def adapters(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Adapter]:
         """Adapters that the model is loaded with."""
@@ -431,9 +434,11 @@ class PlanPreferences(google.protobuf.message.Message):
         allows_scheme_fallback: builtins.bool = ...,
         forbids_storage_cast: builtins.bool = ...,
         source: darkroom.v1.checkpoint_pb2.CheckpointSource | None = ...,
+        fast_accumulate: builtins.bool | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["source", b"source"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["adapters", b"adapters", "allows_scheme_fallback", b"allows_scheme_fallback", "attention", b"attention", "engine", b"engine", "forbids_storage_cast", b"forbids_storage_cast", "memory_mode", b"memory_mode", "scheme", b"scheme", "source", b"source", "speed_mode", b"speed_mode", "step_cache", b"step_cache", "step_cache_quality", b"step_cache_quality", "text_encoder_scheme", b"text_encoder_scheme", "vae_scheme", b"vae_scheme"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_fast_accumulate", b"_fast_accumulate", "fast_accumulate", b"fast_accumulate", "source", b"source"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_fast_accumulate", b"_fast_accumulate", "adapters", b"adapters", "allows_scheme_fallback", b"allows_scheme_fallback", "attention", b"attention", "engine", b"engine", "fast_accumulate", b"fast_accumulate", "forbids_storage_cast", b"forbids_storage_cast", "memory_mode", b"memory_mode", "scheme", b"scheme", "source", b"source", "speed_mode", b"speed_mode", "step_cache", b"step_cache", "step_cache_quality", b"step_cache_quality", "text_encoder_scheme", b"text_encoder_scheme", "vae_scheme", b"vae_scheme"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_fast_accumulate", b"_fast_accumulate"]) -> typing.Literal["fast_accumulate"] | None: ...
 
 global___PlanPreferences = PlanPreferences
 
