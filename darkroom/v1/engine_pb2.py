@@ -28,7 +28,7 @@ from darkroom.v1 import plan_pb2 as darkroom_dot_v1_dot_plan__pb2
 from darkroom.v1 import worker_pb2 as darkroom_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x61rkroom/v1/engine.proto\x12\x0b\x64\x61rkroom.v1\x1a\x18\x64\x61rkroom/v1/device.proto\x1a\x17\x64\x61rkroom/v1/error.proto\x1a\x16\x64\x61rkroom/v1/plan.proto\x1a\x18\x64\x61rkroom/v1/worker.proto\"\x98\x02\n\rEngineCommand\x12\x12\n\ncommand_id\x18\x01 \x01(\x03\x12\'\n\x04load\x18\x02 \x01(\x0b\x32\x17.darkroom.v1.EngineLoadH\x00\x12+\n\x06unload\x18\x03 \x01(\x0b\x32\x19.darkroom.v1.EngineUnloadH\x00\x12/\n\x08generate\x18\x04 \x01(\x0b\x32\x1b.darkroom.v1.EngineGenerateH\x00\x12+\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x19.darkroom.v1.EngineCancelH\x00\x12\x34\n\x0bread_device\x18\x06 \x01(\x0b\x32\x1d.darkroom.v1.EngineReadDeviceH\x00\x42\t\n\x07\x63ommand\"-\n\nEngineLoad\x12\x1f\n\x04plan\x18\x01 \x01(\x0b\x32\x11.darkroom.v1.Plan\"\x0e\n\x0c\x45ngineUnload\"5\n\x0e\x45ngineGenerate\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.darkroom.v1.RunItem\"1\n\x0c\x45ngineCancel\x12\x11\n\ttarget_id\x18\x01 \x01(\x03\x12\x0e\n\x06job_id\x18\x02 \x01(\t\"\x12\n\x10\x45ngineReadDevice\"\xce\x01\n\x0b\x45ngineEvent\x12\x12\n\ncommand_id\x18\x01 \x01(\x03\x12)\n\x05hello\x18\x02 \x01(\x0b\x32\x18.darkroom.v1.EngineHelloH\x00\x12&\n\x04load\x18\x03 \x01(\x0b\x32\x16.darkroom.v1.LoadEventH\x00\x12$\n\x03run\x18\x04 \x01(\x0b\x32\x15.darkroom.v1.RunEventH\x00\x12)\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x18.darkroom.v1.EngineEndedH\x00\x42\x07\n\x05\x65vent\"2\n\x0b\x45ngineHello\x12#\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x13.darkroom.v1.Device\"U\n\x0b\x45ngineEnded\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.darkroom.v1.Error\x12#\n\x06\x64\x65vice\x18\x02 \x01(\x0b\x32\x13.darkroom.v1.Deviceb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x61rkroom/v1/engine.proto\x12\x0b\x64\x61rkroom.v1\x1a\x18\x64\x61rkroom/v1/device.proto\x1a\x17\x64\x61rkroom/v1/error.proto\x1a\x16\x64\x61rkroom/v1/plan.proto\x1a\x18\x64\x61rkroom/v1/worker.proto\"\xc3\x02\n\rEngineCommand\x12\x12\n\ncommand_id\x18\x01 \x01(\x03\x12\'\n\x04load\x18\x02 \x01(\x0b\x32\x17.darkroom.v1.EngineLoadH\x00\x12+\n\x06unload\x18\x03 \x01(\x0b\x32\x19.darkroom.v1.EngineUnloadH\x00\x12/\n\x08generate\x18\x04 \x01(\x0b\x32\x1b.darkroom.v1.EngineGenerateH\x00\x12+\n\x06\x63\x61ncel\x18\x05 \x01(\x0b\x32\x19.darkroom.v1.EngineCancelH\x00\x12\x34\n\x0bread_device\x18\x06 \x01(\x0b\x32\x1d.darkroom.v1.EngineReadDeviceH\x00\x12)\n\x05\x63heck\x18\x07 \x01(\x0b\x32\x18.darkroom.v1.EngineCheckH\x00\x42\t\n\x07\x63ommand\".\n\x0b\x45ngineCheck\x12\x1f\n\x04plan\x18\x01 \x01(\x0b\x32\x11.darkroom.v1.Plan\"-\n\nEngineLoad\x12\x1f\n\x04plan\x18\x01 \x01(\x0b\x32\x11.darkroom.v1.Plan\"\x0e\n\x0c\x45ngineUnload\"5\n\x0e\x45ngineGenerate\x12#\n\x05items\x18\x01 \x03(\x0b\x32\x14.darkroom.v1.RunItem\"1\n\x0c\x45ngineCancel\x12\x11\n\ttarget_id\x18\x01 \x01(\x03\x12\x0e\n\x06job_id\x18\x02 \x01(\t\"\x12\n\x10\x45ngineReadDevice\"\xce\x01\n\x0b\x45ngineEvent\x12\x12\n\ncommand_id\x18\x01 \x01(\x03\x12)\n\x05hello\x18\x02 \x01(\x0b\x32\x18.darkroom.v1.EngineHelloH\x00\x12&\n\x04load\x18\x03 \x01(\x0b\x32\x16.darkroom.v1.LoadEventH\x00\x12$\n\x03run\x18\x04 \x01(\x0b\x32\x15.darkroom.v1.RunEventH\x00\x12)\n\x05\x65nded\x18\x05 \x01(\x0b\x32\x18.darkroom.v1.EngineEndedH\x00\x42\x07\n\x05\x65vent\"2\n\x0b\x45ngineHello\x12#\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x13.darkroom.v1.Device\"U\n\x0b\x45ngineEnded\x12!\n\x05\x65rror\x18\x01 \x01(\x0b\x32\x12.darkroom.v1.Error\x12#\n\x06\x64\x65vice\x18\x02 \x01(\x0b\x32\x13.darkroom.v1.Deviceb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -36,21 +36,23 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'darkroom.v1.engine_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ENGINECOMMAND']._serialized_start=143
-  _globals['_ENGINECOMMAND']._serialized_end=423
-  _globals['_ENGINELOAD']._serialized_start=425
-  _globals['_ENGINELOAD']._serialized_end=470
-  _globals['_ENGINEUNLOAD']._serialized_start=472
-  _globals['_ENGINEUNLOAD']._serialized_end=486
-  _globals['_ENGINEGENERATE']._serialized_start=488
-  _globals['_ENGINEGENERATE']._serialized_end=541
-  _globals['_ENGINECANCEL']._serialized_start=543
-  _globals['_ENGINECANCEL']._serialized_end=592
-  _globals['_ENGINEREADDEVICE']._serialized_start=594
-  _globals['_ENGINEREADDEVICE']._serialized_end=612
-  _globals['_ENGINEEVENT']._serialized_start=615
-  _globals['_ENGINEEVENT']._serialized_end=821
-  _globals['_ENGINEHELLO']._serialized_start=823
-  _globals['_ENGINEHELLO']._serialized_end=873
-  _globals['_ENGINEENDED']._serialized_start=875
-  _globals['_ENGINEENDED']._serialized_end=960
+  _globals['_ENGINECOMMAND']._serialized_end=466
+  _globals['_ENGINECHECK']._serialized_start=468
+  _globals['_ENGINECHECK']._serialized_end=514
+  _globals['_ENGINELOAD']._serialized_start=516
+  _globals['_ENGINELOAD']._serialized_end=561
+  _globals['_ENGINEUNLOAD']._serialized_start=563
+  _globals['_ENGINEUNLOAD']._serialized_end=577
+  _globals['_ENGINEGENERATE']._serialized_start=579
+  _globals['_ENGINEGENERATE']._serialized_end=632
+  _globals['_ENGINECANCEL']._serialized_start=634
+  _globals['_ENGINECANCEL']._serialized_end=683
+  _globals['_ENGINEREADDEVICE']._serialized_start=685
+  _globals['_ENGINEREADDEVICE']._serialized_end=703
+  _globals['_ENGINEEVENT']._serialized_start=706
+  _globals['_ENGINEEVENT']._serialized_end=912
+  _globals['_ENGINEHELLO']._serialized_start=914
+  _globals['_ENGINEHELLO']._serialized_end=964
+  _globals['_ENGINEENDED']._serialized_start=966
+  _globals['_ENGINEENDED']._serialized_end=1051
 # @@protoc_insertion_point(module_scope)

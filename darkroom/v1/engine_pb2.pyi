@@ -30,6 +30,7 @@ class EngineCommand(google.protobuf.message.Message):
     GENERATE_FIELD_NUMBER: builtins.int
     CANCEL_FIELD_NUMBER: builtins.int
     READ_DEVICE_FIELD_NUMBER: builtins.int
+    CHECK_FIELD_NUMBER: builtins.int
     command_id: builtins.int
     """Chosen by the supervisor, never twice within one process; every answer carries it."""
     @property
@@ -52,6 +53,10 @@ class EngineCommand(google.protobuf.message.Message):
     def read_device(self) -> global___EngineReadDevice:
         """Read the device."""
 
+    @property
+    def check(self) -> global___EngineCheck:
+        """Tell whether a plan's weights fit it."""
+
     def __init__(
         self,
         *,
@@ -61,12 +66,34 @@ class EngineCommand(google.protobuf.message.Message):
         generate: global___EngineGenerate | None = ...,
         cancel: global___EngineCancel | None = ...,
         read_device: global___EngineReadDevice | None = ...,
+        check: global___EngineCheck | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "command", b"command", "generate", b"generate", "load", b"load", "read_device", b"read_device", "unload", b"unload"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "command", b"command", "command_id", b"command_id", "generate", b"generate", "load", b"load", "read_device", b"read_device", "unload", b"unload"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["command", b"command"]) -> typing.Literal["load", "unload", "generate", "cancel", "read_device"] | None: ...
+    def HasField(self, field_name: typing.Literal["cancel", b"cancel", "check", b"check", "command", b"command", "generate", b"generate", "load", b"load", "read_device", b"read_device", "unload", b"unload"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["cancel", b"cancel", "check", b"check", "command", b"command", "command_id", b"command_id", "generate", b"generate", "load", b"load", "read_device", b"read_device", "unload", b"unload"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["command", b"command"]) -> typing.Literal["load", "unload", "generate", "cancel", "read_device", "check"] | None: ...
 
 global___EngineCommand = EngineCommand
+
+@typing.final
+class EngineCheck(google.protobuf.message.Message):
+    """Compares what a plan's weight files hold with what the plan expects, by their headers. What is loaded stays."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PLAN_FIELD_NUMBER: builtins.int
+    @property
+    def plan(self) -> darkroom.v1.plan_pb2.Plan:
+        """What to look at."""
+
+    def __init__(
+        self,
+        *,
+        plan: darkroom.v1.plan_pb2.Plan | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["plan", b"plan"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["plan", b"plan"]) -> None: ...
+
+global___EngineCheck = EngineCheck
 
 @typing.final
 class EngineLoad(google.protobuf.message.Message):

@@ -113,6 +113,7 @@ class GenerationRequest(google.protobuf.message.Message):
     SEED_FIELD_NUMBER: builtins.int
     FORMAT_FIELD_NUMBER: builtins.int
     PREFERENCES_FIELD_NUMBER: builtins.int
+    ALLOWS_CONSTANT_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name or alias of a model."""
     prompt: builtins.str
@@ -131,6 +132,10 @@ class GenerationRequest(google.protobuf.message.Message):
     """0 is a seed; absence means a random one, which the job then tells."""
     format: global___OutputFormat.ValueType
     """File format."""
+    allows_constant: builtins.bool
+    """True returns a picture whose pixels are all exactly the same; otherwise it fails the job, since models that broke
+    paint such ones.
+    """
     @property
     def preferences(self) -> darkroom.v1.plan_pb2.PlanPreferences:
         """How the model should be planned, if this request has to load it."""
@@ -148,9 +153,10 @@ class GenerationRequest(google.protobuf.message.Message):
         seed: builtins.int | None = ...,
         format: global___OutputFormat.ValueType = ...,
         preferences: darkroom.v1.plan_pb2.PlanPreferences | None = ...,
+        allows_constant: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_guidance", b"_guidance", "_height", b"_height", "_negative_prompt", b"_negative_prompt", "_seed", b"_seed", "_steps", b"_steps", "_width", b"_width", "guidance", b"guidance", "height", b"height", "negative_prompt", b"negative_prompt", "preferences", b"preferences", "seed", b"seed", "steps", b"steps", "width", b"width"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_guidance", b"_guidance", "_height", b"_height", "_negative_prompt", b"_negative_prompt", "_seed", b"_seed", "_steps", b"_steps", "_width", b"_width", "format", b"format", "guidance", b"guidance", "height", b"height", "model", b"model", "negative_prompt", b"negative_prompt", "preferences", b"preferences", "prompt", b"prompt", "seed", b"seed", "steps", b"steps", "width", b"width"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_guidance", b"_guidance", "_height", b"_height", "_negative_prompt", b"_negative_prompt", "_seed", b"_seed", "_steps", b"_steps", "_width", b"_width", "allows_constant", b"allows_constant", "format", b"format", "guidance", b"guidance", "height", b"height", "model", b"model", "negative_prompt", b"negative_prompt", "preferences", b"preferences", "prompt", b"prompt", "seed", b"seed", "steps", b"steps", "width", b"width"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_guidance", b"_guidance"]) -> typing.Literal["guidance"] | None: ...
     @typing.overload

@@ -775,6 +775,8 @@ class ComponentPlan(google.protobuf.message.Message):
     RECIPE_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
     CLASS_NAME_FIELD_NUMBER: builtins.int
+    NUM_PARAMETERS_FIELD_NUMBER: builtins.int
+    CONFIGURATION_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Attribute on the pipeline: "transformer", "text_encoder_2", "vae"."""
     role: global___ComponentRole.ValueType
@@ -787,6 +789,12 @@ class ComponentPlan(google.protobuf.message.Message):
     """Device bytes of its weights under this scheme."""
     class_name: builtins.str
     """Class, by the name that its library exports: "FluxTransformer2DModel"."""
+    num_parameters: builtins.int
+    """Numbers that its weights hold, one that several layers share counted once; 0 where its owner's configuration was not
+    to be had. Weights that hold another number are of another model.
+    """
+    configuration: builtins.str
+    """The configuration that it is built by, as JSON; set where its weights are random and no folder has one."""
     @property
     def recipe(self) -> global___QuantisationRecipe:
         """How to quantise; absent when scheme is NONE."""
@@ -806,9 +814,11 @@ class ComponentPlan(google.protobuf.message.Message):
         recipe: global___QuantisationRecipe | None = ...,
         source: darkroom.v1.checkpoint_pb2.CheckpointSource | None = ...,
         class_name: builtins.str = ...,
+        num_parameters: builtins.int = ...,
+        configuration: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["recipe", b"recipe", "source", b"source"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "compute_type", b"compute_type", "name", b"name", "recipe", b"recipe", "role", b"role", "scheme", b"scheme", "source", b"source", "weight_bytes", b"weight_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "compute_type", b"compute_type", "configuration", b"configuration", "name", b"name", "num_parameters", b"num_parameters", "recipe", b"recipe", "role", b"role", "scheme", b"scheme", "source", b"source", "weight_bytes", b"weight_bytes"]) -> None: ...
 
 global___ComponentPlan = ComponentPlan
 
@@ -886,6 +896,7 @@ class CallRecipe(google.protobuf.message.Message):
     GUIDANCE_2_ARGUMENT_FIELD_NUMBER: builtins.int
     HAS_GUIDER_FIELD_NUMBER: builtins.int
     SCHEDULES_FIELD_NUMBER: builtins.int
+    NEEDS_IMAGE_FIELD_NUMBER: builtins.int
     guidance_argument: builtins.str
     """Argument that guidance is passed as: "guidance_scale", "true_cfg_scale"."""
     takes_negative_prompt: builtins.bool
@@ -894,6 +905,8 @@ class CallRecipe(google.protobuf.message.Message):
     """Argument for the guidance of the second expert; empty where there is one."""
     has_guider: builtins.bool
     """True if guidance is set on the pipeline's guider component instead of passed."""
+    needs_image: builtins.bool
+    """True if the pipeline only changes a picture that the request brings."""
     @property
     def arguments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CallArgument]:
         """Arguments that every call carries."""
@@ -911,8 +924,9 @@ class CallRecipe(google.protobuf.message.Message):
         guidance_2_argument: builtins.str = ...,
         has_guider: builtins.bool = ...,
         schedules: collections.abc.Iterable[global___FixedSchedule] | None = ...,
+        needs_image: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "guidance_2_argument", b"guidance_2_argument", "guidance_argument", b"guidance_argument", "has_guider", b"has_guider", "schedules", b"schedules", "takes_negative_prompt", b"takes_negative_prompt"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "guidance_2_argument", b"guidance_2_argument", "guidance_argument", b"guidance_argument", "has_guider", b"has_guider", "needs_image", b"needs_image", "schedules", b"schedules", "takes_negative_prompt", b"takes_negative_prompt"]) -> None: ...
 
 global___CallRecipe = CallRecipe
 
