@@ -46,8 +46,12 @@ def collect(artifacts: ArtifactStore, grace_s: float = GRACE_S, now: datetime.da
     ripe = instant - datetime.timedelta(seconds=grace_s)
     _announce(store, ripe)
     try:
-        if any(stored.modified_at > ripe for stored in store.list(LEASES)):
+        leases = list(store.list(LEASES))
+        if any(stored.modified_at > ripe for stored in leases):
             raise UnavailableError("somebody is adding to the store; collect later", retry_after_s=600)
+        for stored in leases:
+            # Of one that died: no addition takes longer than the grace.
+            store.delete(stored.key)
         num_manifests = sum(1 for _ in _drop_manifests(artifacts, ripe))
         freed = list(_drop_blobs(artifacts, ripe))
     finally:
@@ -67,7 +71,7 @@ def _announce(store: Store, ripe: datetime.datetime) -> None:
 
 
 def _drop_manifests(artifacts: ArtifactStore, ripe: datetime.datetime) -> Iterator[str]:
-    """Removes manifests that nothing lists, gates first, and yields their keys; and leases of the dead."""
+    """Removes manifests that nothing lists, gates first, and yields their keys."""
     for stored in list(artifacts.store.list(MANIFESTS)):
         stem, identity = _parts(stored)
         if stored.modified_at > ripe or _is_passed(artifacts, stem, identity):
@@ -75,8 +79,6 @@ def _drop_manifests(artifacts: ArtifactStore, ripe: datetime.datetime) -> Iterat
         artifacts.store.delete(f"{GATES}{stem}/{identity}.json")
         artifacts.store.delete(stored.key)
         yield stored.key
-    for stored in list(artifacts.store.list(LEASES)):
-        artifacts.store.delete(stored.key)
 
 
 def _is_passed(artifacts: ArtifactStore, stem: str, identity: str) -> bool:

@@ -1,7 +1,7 @@
 """An artifact that lies in a folder under its own names, as in a Hub repository or where a builder writes.
 
-Knows nothing of stores or tensors. Invariant: what is opened here is described by its manifest, whole by size, and either
-named by id or passed by its gates; the bytes inside the files are hashed by whoever reads them.
+Knows nothing of stores or tensors. Invariant: what is opened here is described by its manifest, whole by size, and
+either named by id or passed by its gates; the bytes inside the files are hashed by whoever reads them.
 """
 
 from __future__ import annotations

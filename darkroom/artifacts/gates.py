@@ -1,7 +1,7 @@
 """What an artifact passed before it may be used: the content of `<Model>-<SCHEME>.gates.json`.
 
-Knows nothing of how gates are measured. Invariants: the file names the artifact's id and is sealed by a hash over itself,
-so that a changed figure is told; gates that were not all passed pass nothing.
+Knows nothing of how gates are measured. Invariants: the file names the artifact's id and is sealed by a hash over
+itself, so that a changed figure is told; gates that were not all passed pass nothing.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     gates/STEM/ID.json           its verdict: without a passing one nothing is listed
     leases/NAME, collecting      who is adding, and who removes: see `collecting.py`
 
-Knows nothing of tensors or devices. Invariants: a manifest is written after its blobs, by one conditional write, so that
-a builder killed at any point leaves nothing that lists; what lists can be read.
+Knows nothing of tensors or devices. Invariants: a manifest is written after its blobs, by one conditional write, so
+that a builder killed at any point leaves nothing that lists; what lists can be read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A tensor as plain tensors with a description that JSON holds, and the same tensor back from them.
 
-By `__tensor_flatten__`, which every subclass of torchao has, with torchao's own list of classes that may be made from a
-file; parts are named as torchao's safetensors support names them, root-level tensors included, which its parser does not
-take. Knows nothing of files. Invariant: what comes back equals what went in, bit for bit, every field included; no class
-outside the list is ever made.
+By `__tensor_flatten__`, which every subclass of torchao has, with torchao's own list of classes that may be made from
+a file; parts are named as torchao's safetensors support names them, root-level tensors included, which its parser does
+not take. Knows nothing of files. Invariant: what comes back equals what went in, bit for bit, every field included; no
+class outside the list is ever made.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def encode(value: Any) -> Any:
     Raises:
         KernelFailedError: a value of another type.
     """
-    if value is None or isinstance(value, (bool, int, float, str)) and not isinstance(value, enum.Enum):
+    if value is None or (isinstance(value, (bool, int, float, str)) and not isinstance(value, enum.Enum)):
         return value
     if isinstance(value, torch.dtype):
         return {_DTYPE: dtype_word(value)}
