@@ -126,6 +126,8 @@ class SchemeRule:
     feature_multiple: int = 1
     requires_bfloat16: bool = False
     activation_floor: float = 0.0
+    # Products of float8 are summed in the units' own, shorter registers.
+    fast_accumulate: bool = False
     # Slower by an order of magnitude where torch.compile is not to be had.
     needs_compile: bool = False
     # Layers whose qualified name holds one of these, or is one of these, stay dense.

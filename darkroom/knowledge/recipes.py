@@ -25,5 +25,6 @@ def recipe_of(rule: SchemeRule, architecture: Architecture, scheme: Scheme) -> p
         feature_multiple=rule.feature_multiple,
         requires_bfloat16=rule.requires_bfloat16,
         activation_floor=rule.activation_floor,
+        fast_accumulate=rule.fast_accumulate,
         takes_convolutions=rule.takes_convolutions,
     )

@@ -47,10 +47,23 @@ def _component_plan(
         scheme=scheme,
         compute_type=component.compute_type or question.compute_type,
         weight_bytes=sizes.of(component, scheme),
-        recipe=question.catalogue.recipe(component.architecture, scheme),
+        recipe=_recipe(question, component.architecture, scheme),
         source=_component_source(question, candidate, name, component, scheme),
         class_name=architecture.class_name.partition(":")[2],
     )
+
+
+def _recipe(
+    question: Question, architecture: str, scheme: device_pb2.Scheme.ValueType
+) -> plan_pb2.QuantisationRecipe | None:
+    """Returns the catalogue's recipe, with what the caller wants otherwise."""
+    recipe = question.catalogue.recipe(architecture, scheme)
+    if recipe is None or scheme != device_pb2.SCHEME_FP8 or not question.wishes.HasField("fast_accumulate"):
+        return recipe
+    own = plan_pb2.QuantisationRecipe()
+    own.CopyFrom(recipe)
+    own.fast_accumulate = question.wishes.fast_accumulate
+    return own
 
 
 def _component_source(

@@ -212,3 +212,17 @@ def test_streaming_is_reckoned_as_it_was_measured_on_an_h200() -> None:
     # 552 against 174.5 ms a step were measured: 3.16.
     assert streamed.step.ratio == pytest.approx(551.6 / 174.5, rel=0.03)
     assert not streamed.step.is_measured
+
+
+@pytest.mark.parametrize(("wish", "expected"), [({}, True), ({"fast_accumulate": False}, False)])
+def test_float8_accumulates_fast_unless_the_caller_says_otherwise(wish: dict[str, bool], expected: bool) -> None:
+    response = answer("flux.1-dev", CATALOGUE.device("h200"), scheme=FP8, **wish)
+    part = next(part for part in response.plan.components if part.name == "transformer")
+    assert part.recipe.fast_accumulate is expected
+    # The catalogue's own recipe is shared by all plans.
+    assert CATALOGUE.recipe("flux.1", FP8).fast_accumulate
+
+
+def test_no_other_scheme_has_anything_to_accumulate_fast() -> None:
+    response = answer("flux.1-dev", CATALOGUE.device("rtx-3090"), scheme=INT8, fast_accumulate=True)
+    assert not any(part.recipe.fast_accumulate for part in response.plan.components)
