@@ -5,23 +5,20 @@ Invariant: a component that lacks a tensor is refused, never filled with random 
 
 from __future__ import annotations
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import torch
 from diffusers import GGUFQuantizationConfig
 
-from darkroom.rpc.errors import CorruptCheckpointError, DarkroomError, KernelFailedError, SourceRefusedError
+from darkroom.modeling.dense import find_class, read_folder, read_single_file
+from darkroom.rpc.errors import CorruptCheckpointError, DarkroomError, KernelFailedError
 from darkroom.v1 import generation_pb2, plan_pb2
 from services.worker.checkpoint_files import read_json
 from services.worker.component_files import FILE_KINDS, GGUF
 from services.worker.engine.assembly.random_weights import RANDOM, make_random
 from services.worker.engine.assembly.stage import DTYPES, Assembly, Stage, explain
 from services.worker.engine.reporting import LoadReporter
-
-# Classes are taken from these packages only: an index that names another one would have its code imported.
-LIBRARIES = frozenset({"diffusers", "transformers"})
 
 
 class ComponentsStage(Stage):
@@ -43,10 +40,10 @@ class ComponentsStage(Stage):
             if part.source.kind in FILE_KINDS:
                 assembly.parts[part.name] = _read_file(assembly, index.get(part.name), part)
             elif part.name in assembly.sources:
-                assembly.parts[part.name] = _read(assembly.sources[part.name], _class_of(part), part)
+                assembly.parts[part.name] = _read(assembly.sources[part.name], class_of(part), part)
             elif assembly.plan.source.kind == RANDOM:
-                named = index.get(part.name) or _class_of(part)
-                made = make_random(_find_class(named, part), assembly.folder / part.name, part, assembly.device)
+                named = index.get(part.name) or class_of(part)
+                made = make_random(named_class(named, part), assembly.folder / part.name, part, assembly.device)
                 assembly.parts[part.name] = made
             else:
                 assembly.parts[part.name] = _read(assembly.folder / part.name, index.get(part.name), part)
@@ -57,80 +54,41 @@ class ComponentsStage(Stage):
         assembly.parts.clear()
 
     def explain(self, failure: Exception) -> DarkroomError:
-        """What can't be read is a broken source, unless memory or a package was missing."""
-        known = explain(failure)
-        if isinstance(known, KernelFailedError):
-            return CorruptCheckpointError(f"the weights can't be read: {known.message}")
-        return known
+        return explain_reading(failure)
 
 
-def _class_of(part: plan_pb2.ComponentPlan) -> tuple[str, str]:
+def explain_reading(failure: Exception) -> DarkroomError:
+    """Returns our error: what can't be read is a broken source, unless memory or a package was missing."""
+    known = explain(failure)
+    if isinstance(known, KernelFailedError):
+        return CorruptCheckpointError(f"the weights can't be read: {known.message}")
+    return known
+
+
+def class_of(part: plan_pb2.ComponentPlan) -> tuple[str, str]:
     """(library, class) of a component that the pipeline's own index does not name."""
     return ("transformers" if part.role == plan_pb2.COMPONENT_ROLE_TEXT_ENCODER else "diffusers"), part.class_name
 
 
-def _find_class(named: Any, part: plan_pb2.ComponentPlan) -> Any:
+def named_class(named: Any, part: plan_pb2.ComponentPlan) -> Any:
+    """The class of a component, by (library, class) as an index names it. Raises SourceRefusedError."""
     library, class_name = named or ("", "")
-    if library not in LIBRARIES:
-        raise SourceRefusedError(f"{part.name} comes from {library!r}; only diffusers and transformers are loaded")
-    component = getattr(importlib.import_module(library), class_name, None)
-    if component is None:
-        raise SourceRefusedError(f"the installed {library} has no class {class_name!r}")
-    return component
+    return find_class(library, class_name, part.name)
 
 
 def _read(folder: Path, named: Any, part: plan_pb2.ComponentPlan) -> torch.nn.Module:
-    component = _find_class(named, part)
-    module, report = component.from_pretrained(
-        folder,
-        local_files_only=True,
-        use_safetensors=True,
-        output_loading_info=True,
-        dtype=DTYPES[part.compute_type],
-    )
-    if problem := _misfit(report):
-        raise CorruptCheckpointError(f"the weights of {part.name} don't fit a {component.__name__}: {problem}")
-    return module.eval()  # type: ignore[no-any-return]
+    return read_folder(named_class(named, part), folder, DTYPES[part.compute_type], part.name)
 
 
 def _read_file(assembly: Assembly, named: Any, part: plan_pb2.ComponentPlan) -> torch.nn.Module:
     """Reads a component from one file, by the configuration that the pipeline's folder has for it."""
-    library, class_name = named or _class_of(part)
-    component = getattr(importlib.import_module(library), class_name, None) if library == "diffusers" else None
-    if component is None or not hasattr(component, "from_single_file"):
-        raise SourceRefusedError(f"{part.name} is a {class_name}, which can't be read from one file")
+    assert assembly.folder is not None
+    component = named_class(named or class_of(part), part)
     compute_type = DTYPES[part.compute_type]
     options: dict[str, Any] = {}
     if part.source.kind == GGUF:
         options["quantization_config"] = GGUFQuantizationConfig(compute_dtype=compute_type)  # type: ignore[no-untyped-call]
-    file = assembly.sources[part.name]
-    try:
-        module: torch.nn.Module = component.from_single_file(
-            str(file),
-            config=str(assembly.folder),
-            subfolder=part.name,
-            local_files_only=True,
-            torch_dtype=compute_type,
-            **options,
-        )
-    except (IndexError, KeyError, ValueError, RuntimeError) as misfit:
-        if isinstance(misfit, torch.OutOfMemoryError):
-            raise
-        # Names that are not all diffusers' are taken for the original ones, whose conversion then trips anywhere.
-        text = f"a tensor is missing or of another shape ({type(misfit).__name__}: {str(misfit)[:120]})"
-        raise CorruptCheckpointError(f"{file.name} doesn't fit a {class_name}: {text}", file=file.name) from misfit
-    if missing := [name for name, tensor in module.named_parameters() if tensor.is_meta]:
-        problem = f"{len(missing)} tensors are missing, {missing[0]} first"
-        raise CorruptCheckpointError(f"{file.name} doesn't fit a {class_name}: {problem}", file=file.name)
-    return module.eval()
-
-
-def _misfit(report: dict[str, Any]) -> str:
-    """What is wrong between a file and its class; empty where they fit."""
-    for kind in ("missing_keys", "mismatched_keys", "error_msgs"):
-        if found := list(report.get(kind) or ()):
-            return f"{len(found)} {kind.replace('_', ' ')}, {str(found[0])[:120]} first"
-    return ""
+    return read_single_file(component, assembly.sources[part.name], assembly.folder, part.name, compute_type, **options)
 
 
 def _progress(name: str, done: int, total: int) -> generation_pb2.Progress:
