@@ -130,7 +130,7 @@ global___EngineUnload = EngineUnload
 
 @typing.final
 class EngineGenerate(google.protobuf.message.Message):
-    """Makes the pictures of a run, one item after the other."""
+    """Makes the pictures of a run, as many in one call as the plan's call recipe and memory allow."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

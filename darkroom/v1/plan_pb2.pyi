@@ -897,6 +897,7 @@ class CallRecipe(google.protobuf.message.Message):
     HAS_GUIDER_FIELD_NUMBER: builtins.int
     SCHEDULES_FIELD_NUMBER: builtins.int
     NEEDS_IMAGE_FIELD_NUMBER: builtins.int
+    MAX_BATCH_FIELD_NUMBER: builtins.int
     guidance_argument: builtins.str
     """Argument that guidance is passed as: "guidance_scale", "true_cfg_scale"."""
     takes_negative_prompt: builtins.bool
@@ -907,6 +908,10 @@ class CallRecipe(google.protobuf.message.Message):
     """True if guidance is set on the pipeline's guider component instead of passed."""
     needs_image: builtins.bool
     """True if the pipeline only changes a picture that the request brings."""
+    max_batch: builtins.int
+    """Most pictures that one call may make together, each as it would be alone within the family's stated tolerance; 0 or 1:
+    one by one.
+    """
     @property
     def arguments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CallArgument]:
         """Arguments that every call carries."""
@@ -925,8 +930,9 @@ class CallRecipe(google.protobuf.message.Message):
         has_guider: builtins.bool = ...,
         schedules: collections.abc.Iterable[global___FixedSchedule] | None = ...,
         needs_image: builtins.bool = ...,
+        max_batch: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "guidance_2_argument", b"guidance_2_argument", "guidance_argument", b"guidance_argument", "has_guider", b"has_guider", "needs_image", b"needs_image", "schedules", b"schedules", "takes_negative_prompt", b"takes_negative_prompt"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "guidance_2_argument", b"guidance_2_argument", "guidance_argument", b"guidance_argument", "has_guider", b"has_guider", "max_batch", b"max_batch", "needs_image", b"needs_image", "schedules", b"schedules", "takes_negative_prompt", b"takes_negative_prompt"]) -> None: ...
 
 global___CallRecipe = CallRecipe
 

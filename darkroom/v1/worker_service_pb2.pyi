@@ -191,19 +191,24 @@ class WorkerServiceGenerateRequest(google.protobuf.message.Message):
     ITEMS_FIELD_NUMBER: builtins.int
     AFTER_SEQUENCE_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
+    MUST_EXIST_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Name of the run; the same id re-attaches."""
     after_sequence: builtins.int
     """Replay only events after this one; 0 replays all that are kept."""
     model: builtins.str
     """Model and plan that the items expect to find loaded; FAILED_PRECONDITION if another one is."""
+    must_exist: builtins.bool
+    """True if the caller knows that the run was begun: where it is no more, it is FAILED_PRECONDITION, never begun anew."""
     @property
     def token(self) -> darkroom.v1.worker_pb2.FencingToken:
         """The right to do so; a re-attach brings a higher counter and adopts the run."""
 
     @property
     def items(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[darkroom.v1.worker_pb2.RunItem]:
-        """One or more items of one size, step count and guidance."""
+        """One or more items of one size, step count and guidance. Those that the pipeline can make together are computed in one
+        call; when memory runs out, the call is halved.
+        """
 
     def __init__(
         self,
@@ -213,9 +218,10 @@ class WorkerServiceGenerateRequest(google.protobuf.message.Message):
         items: collections.abc.Iterable[darkroom.v1.worker_pb2.RunItem] | None = ...,
         after_sequence: builtins.int = ...,
         model: builtins.str = ...,
+        must_exist: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["token", b"token"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["after_sequence", b"after_sequence", "items", b"items", "model", b"model", "run_id", b"run_id", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after_sequence", b"after_sequence", "items", b"items", "model", b"model", "must_exist", b"must_exist", "run_id", b"run_id", "token", b"token"]) -> None: ...
 
 global___WorkerServiceGenerateRequest = WorkerServiceGenerateRequest
 
