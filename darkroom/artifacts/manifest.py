@@ -1,7 +1,7 @@
 """What an artifact says of itself, as canonical JSON: what it was made of, how, by which versions, every file's hash.
 
 Knows nothing of tensors beyond their names, types and shapes. Invariants: the same content gives the same bytes, so
-that their sha256 is the artifact's id; no clock, no host and no path is in it; bytes that are not canonical are refused.
+that their sha256 is the id; no clock, no host and no path is in it; bytes that are not canonical are refused.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from torch import nn
 from darkroom.modeling.filters import taken_layers
 from darkroom.modeling.padding import pad_rows
 from darkroom.modeling.storage import storage_bytes
-from darkroom.rpc.errors import KernelFailedError, PlanRefusedError
+from darkroom.rpc.errors import KernelFailedError, PlanRefusedError, SourceRefusedError
 from darkroom.v1 import device_pb2, plan_pb2
 
 INT8, FP8, STORAGE = device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8, device_pb2.SCHEME_FP8_STORAGE
@@ -129,6 +129,29 @@ def quantise_layer(
         return Layer.PADDED
     layer.weight = nn.Parameter(dense.to(device), requires_grad=False)
     return Layer.UNPROVEN
+
+
+def adopt(module: nn.Module, scheme: int, recipe: plan_pb2.QuantisationRecipe, compute_type: torch.dtype) -> None:
+    """Takes in a module whose weights come quantised: it computes as one that `quantise` made, and counts as done.
+
+    Args:
+        module: with the weights of every taken layer in the scheme, where they will compute.
+        scheme: one of SCHEMES.
+        recipe: as it was quantised by.
+        compute_type: what float8 storage is cast back to.
+
+    Raises:
+        SourceRefusedError: a layer's rows must be padded, which is not exact on this device; dense weights would serve.
+    """
+    setattr(module, SCHEME_MARK, scheme)
+    for name, layer in list(taken_layers(module, recipe)):
+        if scheme == STORAGE:
+            _cast(layer, compute_type)
+        elif any(part in name for part in recipe.pad_names) and not pad_rows(layer, recipe.min_rows, compute_type):
+            raise SourceRefusedError(f"padding the rows of {name} is not exact on this device, so it has to be dense")
+    if scheme == STORAGE:
+        _pin_dtype(module, compute_type)
+    setattr(module, DONE_MARK, True)
 
 
 def _convert(layer: nn.Module, scheme: int, recipe: plan_pb2.QuantisationRecipe) -> None:
