@@ -142,6 +142,8 @@ class CheckpointSource(google.protobuf.message.Message):
     FILE_FIELD_NUMBER: builtins.int
     SUBFOLDER_FIELD_NUMBER: builtins.int
     SIZE_BYTES_FIELD_NUMBER: builtins.int
+    ARTIFACT_ID_FIELD_NUMBER: builtins.int
+    BASES_FIELD_NUMBER: builtins.int
     kind: global___CheckpointKind.ValueType
     """What lies there."""
     repo_id: builtins.str
@@ -164,6 +166,12 @@ class CheckpointSource(google.protobuf.message.Message):
     """Folder inside a repository that holds the component; empty for the root."""
     size_bytes: builtins.int
     """Bytes of the whole source, whether on disk or still to be fetched; 0 where unknown."""
+    artifact_id: builtins.str
+    """Of an artifact: what its manifest must hash to; empty accepts one that its own gates file names as passed."""
+    @property
+    def bases(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Of an artifact: models that it may have been made of, since their component is byte-identical to this plan's."""
+
     def __init__(
         self,
         *,
@@ -178,9 +186,11 @@ class CheckpointSource(google.protobuf.message.Message):
         file: builtins.str = ...,
         subfolder: builtins.str = ...,
         size_bytes: builtins.int = ...,
+        artifact_id: builtins.str = ...,
+        bases: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["bundled", b"bundled", "location", b"location", "path", b"path", "repo_id", b"repo_id"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["bundled", b"bundled", "fetch_bytes", b"fetch_bytes", "file", b"file", "kind", b"kind", "location", b"location", "path", b"path", "repo_id", b"repo_id", "revision", b"revision", "size_bytes", b"size_bytes", "steady_bytes", b"steady_bytes", "subfolder", b"subfolder", "transient_bytes", b"transient_bytes"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["artifact_id", b"artifact_id", "bases", b"bases", "bundled", b"bundled", "fetch_bytes", b"fetch_bytes", "file", b"file", "kind", b"kind", "location", b"location", "path", b"path", "repo_id", b"repo_id", "revision", b"revision", "size_bytes", b"size_bytes", "steady_bytes", b"steady_bytes", "subfolder", b"subfolder", "transient_bytes", b"transient_bytes"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["location", b"location"]) -> typing.Literal["repo_id", "bundled", "path"] | None: ...
 
 global___CheckpointSource = CheckpointSource

@@ -718,20 +718,24 @@ class CompilePlan(google.protobuf.message.Message):
     FULLGRAPH_FIELD_NUMBER: builtins.int
     DYNAMIC_FIELD_NUMBER: builtins.int
     CUDA_GRAPHS_FIELD_NUMBER: builtins.int
+    VAE_FIELD_NUMBER: builtins.int
     fullgraph: builtins.bool
     """One graph a block, or refuse."""
     dynamic: builtins.bool
     """Shapes stay symbolic, so that another size does not compile again."""
     cuda_graphs: builtins.bool
     """Steps are replayed as CUDA graphs."""
+    vae: builtins.bool
+    """What decodes latents is compiled too, with channels last: for classes of plain two-dimensional convolutions."""
     def __init__(
         self,
         *,
         fullgraph: builtins.bool = ...,
         dynamic: builtins.bool = ...,
         cuda_graphs: builtins.bool = ...,
+        vae: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["cuda_graphs", b"cuda_graphs", "dynamic", b"dynamic", "fullgraph", b"fullgraph"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["cuda_graphs", b"cuda_graphs", "dynamic", b"dynamic", "fullgraph", b"fullgraph", "vae", b"vae"]) -> None: ...
 
 global___CompilePlan = CompilePlan
 
@@ -777,6 +781,7 @@ class ComponentPlan(google.protobuf.message.Message):
     CLASS_NAME_FIELD_NUMBER: builtins.int
     NUM_PARAMETERS_FIELD_NUMBER: builtins.int
     CONFIGURATION_FIELD_NUMBER: builtins.int
+    DENSE_SOURCE_FIELD_NUMBER: builtins.int
     name: builtins.str
     """Attribute on the pipeline: "transformer", "text_encoder_2", "vae"."""
     role: global___ComponentRole.ValueType
@@ -803,6 +808,12 @@ class ComponentPlan(google.protobuf.message.Message):
     def source(self) -> darkroom.v1.checkpoint_pb2.CheckpointSource:
         """Where its weights are read from; absent where they come with the plan's source."""
 
+    @property
+    def dense_source(self) -> darkroom.v1.checkpoint_pb2.CheckpointSource:
+        """Where the dense weights are, if an artifact replaces them and they are not with the plan's source: tokenizer and
+        configuration are still read from there.
+        """
+
     def __init__(
         self,
         *,
@@ -816,9 +827,10 @@ class ComponentPlan(google.protobuf.message.Message):
         class_name: builtins.str = ...,
         num_parameters: builtins.int = ...,
         configuration: builtins.str = ...,
+        dense_source: darkroom.v1.checkpoint_pb2.CheckpointSource | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["recipe", b"recipe", "source", b"source"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "compute_type", b"compute_type", "configuration", b"configuration", "name", b"name", "num_parameters", b"num_parameters", "recipe", b"recipe", "role", b"role", "scheme", b"scheme", "source", b"source", "weight_bytes", b"weight_bytes"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["dense_source", b"dense_source", "recipe", b"recipe", "source", b"source"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["class_name", b"class_name", "compute_type", b"compute_type", "configuration", b"configuration", "dense_source", b"dense_source", "name", b"name", "num_parameters", b"num_parameters", "recipe", b"recipe", "role", b"role", "scheme", b"scheme", "source", b"source", "weight_bytes", b"weight_bytes"]) -> None: ...
 
 global___ComponentPlan = ComponentPlan
 

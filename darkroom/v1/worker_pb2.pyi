@@ -5,6 +5,7 @@ A worker: one device, its pipeline, and who holds it."""
 
 import builtins
 import collections.abc
+import darkroom.v1.checkpoint_pb2
 import darkroom.v1.device_pb2
 import darkroom.v1.error_pb2
 import darkroom.v1.generation_pb2
@@ -199,6 +200,7 @@ class Inspection(google.protobuf.message.Message):
     PRESENT_BYTES_FIELD_NUMBER: builtins.int
     DISK_FREE_BYTES_FIELD_NUMBER: builtins.int
     PROBLEM_FIELD_NUMBER: builtins.int
+    ARTIFACTS_FIELD_NUMBER: builtins.int
     is_present: builtins.bool
     """True if a load needs no download."""
     present_bytes: builtins.int
@@ -207,6 +209,10 @@ class Inspection(google.protobuf.message.Message):
     """Free bytes on the disk that downloads go to."""
     problem: builtins.str
     """Why the model can't be loaded here; empty where it can."""
+    @property
+    def artifacts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[darkroom.v1.checkpoint_pb2.Artifact]:
+        """Quantised components of this model that lie on this machine or in the store that it reads."""
+
     def __init__(
         self,
         *,
@@ -214,8 +220,9 @@ class Inspection(google.protobuf.message.Message):
         present_bytes: builtins.int = ...,
         disk_free_bytes: builtins.int = ...,
         problem: builtins.str = ...,
+        artifacts: collections.abc.Iterable[darkroom.v1.checkpoint_pb2.Artifact] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["disk_free_bytes", b"disk_free_bytes", "is_present", b"is_present", "present_bytes", b"present_bytes", "problem", b"problem"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["artifacts", b"artifacts", "disk_free_bytes", b"disk_free_bytes", "is_present", b"is_present", "present_bytes", b"present_bytes", "problem", b"problem"]) -> None: ...
 
 global___Inspection = Inspection
 
