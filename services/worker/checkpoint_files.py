@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from darkroom.rpc.errors import CorruptCheckpointError, SourceRefusedError
+from services.worker.tensor_headers import read_safetensors
 
-# The format's own limit on the header: https://github.com/huggingface/safetensors, "MAX_HEADER_SIZE".
-MAX_HEADER_BYTES = 100_000_000
-HEADER_LENGTH = struct.Struct("<Q")
 PICKLED_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 
 
@@ -62,32 +59,9 @@ def check_component_folder(folder: Path) -> int:
         shards = set(read_json(listing, missing="").get("weight_map", {}).values())
         if missing := sorted(shards - {path.name for path in files}):
             raise CorruptCheckpointError(f"{folder.name} lacks {len(missing)} of {len(shards)} shards: {missing[0]}…")
-    return sum(check_safetensors(path) for path in files)
-
-
-def check_safetensors(path: Path) -> int:
-    """Returns the file's size, having read its header.
-
-    Raises:
-        CorruptCheckpointError: says what the file is instead, or how many bytes are missing.
-    """
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        start = file.read(HEADER_LENGTH.size)
-        if len(start) < HEADER_LENGTH.size:
-            raise _corrupt(path, f"is truncated: {size} bytes")
-        (length,) = HEADER_LENGTH.unpack(start)
-        if length > min(MAX_HEADER_BYTES, size - HEADER_LENGTH.size):
-            raise _corrupt(path, disguise(start + file.read(256), size))
-        try:
-            header = json.loads(file.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as garbage:
-            raise _corrupt(path, "has a header that can't be read") from garbage
-    wanted = HEADER_LENGTH.size + length + max(ends, default=0)
-    if wanted != size:
-        raise _corrupt(path, f"is truncated or overlong: {size} bytes, {wanted} expected")
-    return size
+    for path in files:
+        read_safetensors(path)
+    return sum(path.stat().st_size for path in files)
 
 
 def read_json(path: Path, missing: str) -> dict[str, Any]:
@@ -114,19 +88,3 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
         json.dump(content, file, indent=1, sort_keys=True)
     os.replace(file.name, path)
-
-
-def disguise(start: bytes, size: int, kind: str = "safetensors") -> str:
-    """Says what a file that is not of its kind seems to be instead."""
-    text = start.lstrip().lower()
-    if text.startswith(b"version https://git-lfs"):
-        return "is a Git LFS pointer, not the file: run `git lfs pull`"
-    if text.startswith((b"<!doctype", b"<html", b"<?xml")):
-        return "is an HTML page, not the file: the download went wrong"
-    if start.startswith((b"PK\x03\x04", b"\x80")):
-        return "is a pickled PyTorch file under a wrong name"
-    return f"is no {kind} file or is truncated: {size} bytes"
-
-
-def _corrupt(path: Path, problem: str) -> CorruptCheckpointError:
-    return CorruptCheckpointError(f"{path.parent.name}/{path.name} {problem}", file=f"{path.parent.name}/{path.name}")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from darkroom.rpc.errors import CorruptCheckpointError, SourceRefusedError
+from darkroom.rpc.errors import SourceRefusedError
 from darkroom.v1 import checkpoint_pb2
-from services.worker.checkpoint_files import check_safetensors, disguise
 from services.worker.config import WorkerSettings
+from services.worker.tensor_headers import TensorHeader, corrupt, disguise, read_safetensors
 
 GGUF, SINGLE_FILE = checkpoint_pb2.CHECKPOINT_KIND_GGUF, checkpoint_pb2.CHECKPOINT_KIND_SINGLE_FILE
 FILE_KINDS = (GGUF, SINGLE_FILE)
@@ -40,22 +40,22 @@ def source_file(source: checkpoint_pb2.CheckpointSource, settings: WorkerSetting
     return path
 
 
-def check_file(path: Path, kind: int) -> int:
-    """Returns the file's size, having read its header.
+def read_file_header(path: Path, kind: int) -> dict[str, TensorHeader]:
+    """Returns the tensors of a file by name.
 
     Raises:
         CorruptCheckpointError: it is broken, or something else than its kind.
     """
-    return check_gguf(path) if kind == GGUF else check_safetensors(path)
+    return read_gguf(path) if kind == GGUF else read_safetensors(path)
 
 
-def check_gguf(path: Path) -> int:
-    """As `check_safetensors`, for GGUF."""
+def read_gguf(path: Path) -> dict[str, TensorHeader]:
+    """As `read_safetensors`, for GGUF: shapes are those of the tensors that quantised ones stand for."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(256)
     if not start.startswith(MAGIC):
-        raise _corrupt(path, disguise(start, size, "GGUF"))
+        raise corrupt(path, disguise(start, size, "GGUF"))
     # Here and not above: it brings numpy, which a supervisor that reads no such file has no use for.
     from gguf import GGUFReader
 
@@ -63,13 +63,12 @@ def check_gguf(path: Path) -> int:
         tensors = GGUFReader(path).tensors
         end = max((int(tensor.data_offset) + int(tensor.n_bytes) for tensor in tensors), default=0)
     except (ValueError, KeyError, IndexError, OverflowError, UnicodeDecodeError, MemoryError) as garbage:
-        raise _corrupt(path, f"has a header that can't be read, or is truncated: {size} bytes") from garbage
+        raise corrupt(path, f"has a header that can't be read, or is truncated: {size} bytes") from garbage
     if not tensors:
-        raise _corrupt(path, "holds no tensors")
+        raise corrupt(path, "holds no tensors")
     if end > size:
-        raise _corrupt(path, f"is truncated: {size} bytes, {end} expected")
-    return size
-
-
-def _corrupt(path: Path, problem: str) -> CorruptCheckpointError:
-    return CorruptCheckpointError(f"{path.name} {problem}", file=path.name)
+        raise corrupt(path, f"is truncated: {size} bytes, {end} expected")
+    return {
+        tensor.name: TensorHeader(tensor.tensor_type.name, tuple(int(side) for side in reversed(tensor.shape)))
+        for tensor in tensors
+    }

@@ -113,6 +113,7 @@ class DeviceOwner:
 
     async def _load(self, load: Load) -> None:
         began_at = time.monotonic()
+        await self._check(load)
         if self.loaded is not None:
             await self._evict()
         _raise_if_stopped(load)
@@ -128,6 +129,20 @@ class DeviceOwner:
         if plan is not load.plan:
             load.record(_memory_fallback())
         await self._assemble(engine, load, plan, began_at)
+
+    async def _check(self, load: Load) -> None:
+        """Has the engine compare the plan's weights with the plan, while what is loaded stays.
+
+        A plan that names another source for this case is let through: the load tells that it took it.
+        """
+        if fallbacks(load.plan, plan_pb2.FALLBACK_TRIGGER_SOURCE_FAILED):
+            return
+        engine = await self.keeper.running()
+        check = engine_pb2.EngineCheck(plan=load.plan)
+        command = engine_pb2.EngineCommand(command_id=engine.next_id(), check=check)
+        watch = ProgressWatch(load.plan.idle, generation_pb2.PHASE_ASSEMBLING, time.monotonic)
+        async for _ in engine.execute(command, watch):
+            pass
 
     async def _assemble(self, engine: EngineProcess, load: Load, plan: plan_pb2.Plan, began_at: float) -> None:
         command = engine_pb2.EngineCommand(command_id=engine.next_id(), load=engine_pb2.EngineLoad(plan=plan))

@@ -12,8 +12,9 @@ from pathlib import Path
 from darkroom.rpc.errors import InvalidRequestError, OutOfMemoryError, PlanRefusedError, SourceRefusedError
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, worker_pb2
 from services.worker.checkpoint_files import check_component_folder, check_pipeline_folder, check_skeleton_folder
-from services.worker.component_files import FILE_KINDS, check_file, source_file
+from services.worker.component_files import FILE_KINDS, read_file_header, source_file
 from services.worker.config import WorkerSettings
+from services.worker.likeness import check_class, check_classes
 
 # What the assembly line can do today; the rest is refused by name, never done in silence some other way.
 SCHEMES = frozenset(
@@ -41,6 +42,8 @@ RULES = frozenset({KREA, HIDREAM})
 # blocks are not streamed reliably either.
 UNSTREAMABLE = frozenset({device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8, device_pb2.SCHEME_GGUF})
 STREAMING_TIERS = (plan_pb2.OFFLOAD_TIER_GROUP, plan_pb2.OFFLOAD_TIER_SEQUENTIAL)
+# Tiers whose text encoders can be streamed; in the others they stay, or visit whole.
+STREAMING_TEXT_TIERS = (plan_pb2.OFFLOAD_TIER_ENCODERS, *STREAMING_TIERS)
 SOURCES = frozenset(
     {
         checkpoint_pb2.CHECKPOINT_KIND_DENSE,
@@ -56,7 +59,7 @@ def check_plan(plan: plan_pb2.Plan, settings: WorkerSettings, is_trusted: Callab
     Raises:
         InvalidRequestError: a field that no plan may leave out.
         PlanRefusedError: the plan asks for what this worker can't do.
-        SourceRefusedError: the source is missing, outside the allowed folders, or not trusted.
+        SourceRefusedError: the source is missing, outside the allowed folders, not trusted, or of another class.
         CorruptCheckpointError: a weight file is broken.
     """
     _check_fields(plan)
@@ -70,6 +73,7 @@ def check_plan(plan: plan_pb2.Plan, settings: WorkerSettings, is_trusted: Callab
             check_skeleton_folder(folder, own)
         else:
             check_pipeline_folder(folder, own, plan.pipeline_class)
+            check_classes(folder, [part for part in plan.components if not part.HasField("source")])
     for part in plan.components:
         if part.HasField("source"):
             _check_own_source(part, settings, is_trusted)
@@ -187,7 +191,7 @@ def _check_own_source(
         if file is None:
             _check_trust(part.source.repo_id, settings, is_trusted)
         else:
-            check_file(file, part.source.kind)
+            read_file_header(file, part.source.kind)
         return
     if part.source.kind not in (checkpoint_pb2.CHECKPOINT_KIND_UNSPECIFIED, checkpoint_pb2.CHECKPOINT_KIND_DENSE):
         kind = checkpoint_pb2.CheckpointKind.Name(part.source.kind).removeprefix("CHECKPOINT_KIND_")
@@ -197,6 +201,7 @@ def _check_own_source(
         _check_trust(part.source.repo_id, settings, is_trusted)
     else:
         check_component_folder(folder / part.source.subfolder)
+        check_class(folder / part.source.subfolder, part)
 
 
 def _check_fields(plan: plan_pb2.Plan) -> None:
@@ -217,6 +222,9 @@ def _check_abilities(plan: plan_pb2.Plan) -> None:
     if plan.offload not in TIERS:
         tier = plan_pb2.OffloadTier.Name(plan.offload).removeprefix("OFFLOAD_TIER_")
         raise PlanRefusedError(f"this worker can't offload by tier {tier} yet; plan a resident model")
+    if plan.streams_text_encoders and plan.offload not in STREAMING_TEXT_TIERS:
+        tier = plan_pb2.OffloadTier.Name(plan.offload).removeprefix("OFFLOAD_TIER_")
+        raise PlanRefusedError(f"text encoders are not streamed in tier {tier}; plan encoders, group or sequential")
     if plan.adapters.adapters:
         raise PlanRefusedError("this worker can't apply adapters yet; plan without them")
     if unknown := sorted(set(plan.assembly_hooks) - RULES):

@@ -44,6 +44,10 @@ class Engine(ABC):
     def load(self, plan: plan_pb2.Plan, report: LoadReporter) -> worker_pb2.LoadedModel:
         """Executes the plan or a fallback that its failure triggers; on failure nothing stays loaded."""
 
+    def check(self, plan: plan_pb2.Plan) -> None:
+        """Raises what `load` would fail with, as far as that can be told without touching what is loaded."""
+        return None
+
     @abstractmethod
     def unload(self) -> None:
         """Gives all memory back; nothing happens when nothing is loaded."""
@@ -128,6 +132,9 @@ class EngineLoop:
         reporter.check()
         loaded = self._engine.load(command.load.plan, reporter)
         send(engine_pb2.EngineEvent(load=worker_pb2.LoadEvent(loaded=loaded)))
+
+    def _check(self, command: engine_pb2.EngineCommand, ended: engine_pb2.EngineEnded) -> None:
+        self._engine.check(command.check.plan)
 
     def _unload(self, command: engine_pb2.EngineCommand, ended: engine_pb2.EngineEnded) -> None:
         self._engine.unload()

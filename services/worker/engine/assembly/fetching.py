@@ -34,22 +34,33 @@ def fetch(source: checkpoint_pb2.CheckpointSource, report: LoadReporter, without
         SourceRefusedError: it is gated, absent, or the Hub can't be reached.
         CancelledError: asked to stop.
     """
-    wanted: dict[str, Any] = {
-        "repo_id": source.repo_id,
-        "revision": source.revision or None,
-        "allow_patterns": [source.file] if source.file else list(PATTERNS),
-        "ignore_patterns": [f"{name}/*.safetensors" for name in without],
-    }
-    try:
-        return Path(huggingface_hub.snapshot_download(local_files_only=True, **wanted))
-    except LocalEntryNotFoundError:
-        pass
+    found = find_fetched(source, without)
+    if found is not None:
+        return found
+    wanted = _wanted(source, without)
     try:
         return Path(huggingface_hub.snapshot_download(tqdm_class=FetchProgress(source, report).bar_class, **wanted))
     except GatedRepoError as gated:
         raise SourceRefusedError(f"{source.repo_id} is gated: accept its licence and set HF_TOKEN") from gated
     except (RepositoryNotFoundError, LocalEntryNotFoundError, HfHubHTTPError, OSError) as absent:
         raise SourceRefusedError(f"{source.repo_id} can't be fetched ({type(absent).__name__})") from absent
+
+
+def find_fetched(source: checkpoint_pb2.CheckpointSource, without: Sequence[str] = ()) -> Path | None:
+    """Returns the whole snapshot that an earlier fetch of the same left here; None where there is none."""
+    try:
+        return Path(huggingface_hub.snapshot_download(local_files_only=True, **_wanted(source, without)))
+    except LocalEntryNotFoundError:
+        return None
+
+
+def _wanted(source: checkpoint_pb2.CheckpointSource, without: Sequence[str]) -> dict[str, Any]:
+    return {
+        "repo_id": source.repo_id,
+        "revision": source.revision or None,
+        "allow_patterns": [source.file] if source.file else list(PATTERNS),
+        "ignore_patterns": [f"{name}/*.safetensors" for name in without],
+    }
 
 
 class FetchProgress:

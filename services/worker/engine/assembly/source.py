@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from darkroom.rpc.errors import DarkroomError
 from darkroom.v1 import checkpoint_pb2
 from services.worker.checkpoint_files import check_component_folder, check_pipeline_folder
-from services.worker.component_files import FILE_KINDS, check_file, source_file
+from services.worker.component_files import FILE_KINDS, read_file_header, source_file
+from services.worker.engine.assembly.components import explain_reading
 from services.worker.engine.assembly.fetching import fetch
+from services.worker.engine.assembly.fitting import check_fit
 from services.worker.engine.assembly.stage import Assembly, Stage
 from services.worker.engine.reporting import LoadReporter
+from services.worker.likeness import check_classes
 from services.worker.plan_checks import source_folder
 
 
@@ -30,6 +34,8 @@ class SourceStage(Stage):
             assembly.folder = fetch(plan.source, report, without=replaced)
             own = [part.name for part in plan.components if not part.HasField("source")]
             check_pipeline_folder(assembly.folder, own, plan.pipeline_class)
+            check_classes(assembly.folder, [part for part in plan.components if not part.HasField("source")])
+            check_fit(plan, assembly.settings)
         for part in plan.components:
             if part.HasField("source"):
                 assembly.sources[part.name] = _own_source(assembly, part.source, report)
@@ -38,6 +44,9 @@ class SourceStage(Stage):
         assembly.folder = None
         assembly.sources.clear()
 
+    def explain(self, failure: Exception) -> DarkroomError:
+        return explain_reading(failure)
+
 
 def _own_source(assembly: Assembly, source: checkpoint_pb2.CheckpointSource, report: LoadReporter) -> Path:
     """The folder or file of a component that comes from elsewhere than the pipeline."""
@@ -45,7 +54,7 @@ def _own_source(assembly: Assembly, source: checkpoint_pb2.CheckpointSource, rep
         file = source_file(source, assembly.settings)
         if file is None:
             file = fetch(source, report) / source.file
-            check_file(file, source.kind)
+            read_file_header(file, source.kind)
         return file
     folder = (source_folder(source, assembly.settings) or fetch(source, report)) / source.subfolder
     check_component_folder(folder)
