@@ -11,7 +11,8 @@ A picture is a PNG whose colours are a hash of the request and the plan. What a 
     crash at step 3                     os._exit(137); segfault at step 3: a real SIGSEGV
     hang at step 3                      sleeps for ever; freeze at step 3: for ever, holding the interpreter
     freeze for 0.5 s at step 3          holds the interpreter that long, then goes on
-    out of memory at step 3             RESOURCE_EXHAUSTED; broken at step 3: BROKEN_OUTPUT
+    out of memory at step 3             RESOURCE_EXHAUSTED; broken at step 3: BROKEN_OUTPUT, for this picture alone
+    out of memory beyond 2 at step 3    only where more than two pictures are made at once
     crash while loading                 and so on: "while loading", "while encoding", "while decoding"
 
     file of 600000 bytes                the picture is at least that large
@@ -32,18 +33,26 @@ import signal
 import struct
 import time
 import zlib
+from collections.abc import Sequence
 
-from darkroom.rpc.errors import BrokenOutputError, DarkroomError, InternalError, OutOfMemoryError
+from darkroom.rpc.errors import (
+    BrokenOutputError,
+    DarkroomError,
+    InternalError,
+    OutOfMemoryError,
+    error_to_message,
+)
 from darkroom.v1 import device_pb2, generation_pb2, plan_pb2, worker_pb2
 from services.worker.config import WorkerSettings
 from services.worker.engine.loop import Engine, serve
-from services.worker.engine.reporting import ItemReporter, LoadReporter
+from services.worker.engine.reporting import ItemReporter, LoadReporter, heed_cancels
 
 TOTAL_BYTES = 16 * 2**30
 FOR_EVER_S = 10**6
 DEED = re.compile(
     r"(crash|segfault|hang|freeze|out of memory|broken)(?: for ([\d.]+) s)? (?:at step (\d+)|while (\w+))"
 )
+BEYOND = re.compile(r"out of memory beyond (\d+) at step (\d+)")
 LENGTH = re.compile(r"(steps|load) of ([\d.]+) s")
 SIZE = re.compile(r"rehearse:.*file of (\d+) bytes")
 
@@ -57,12 +66,16 @@ class Script:
             f"step {step}" if step else moment: (deed, float(seconds or FOR_EVER_S))
             for deed, seconds, step, moment in DEED.findall(orders)
         }
+        beyond = BEYOND.search(orders)
+        self.beyond = (int(beyond[1]), f"step {beyond[2]}") if beyond else (0, "")
         lengths = {what: float(seconds) for what, seconds in LENGTH.findall(orders)}
         self.step_s = lengths.get("steps", float(os.environ.get("REHEARSAL_STEP_S", "0.01")))
         self.load_s = lengths.get("load", float(os.environ.get("REHEARSAL_LOAD_S", "0.02")))
 
-    def play(self, moment: str) -> None:
-        """Does what was asked for this moment."""
+    def play(self, moment: str, at_once: int = 1) -> None:
+        """Does what was asked for this moment, in a call that makes `at_once` pictures."""
+        if moment == self.beyond[1] and at_once > self.beyond[0]:
+            raise OutOfMemoryError(f"rehearsed at {moment} with {at_once} at once", needed_bytes=2 * TOTAL_BYTES)
         deed, seconds = self.deeds.get(moment, ("", 0.0))
         if deed == "crash":
             os._exit(137)
@@ -77,6 +90,9 @@ class Script:
             raise OutOfMemoryError(f"rehearsed at {moment}", needed_bytes=2 * TOTAL_BYTES)
         elif deed == "broken":
             raise BrokenOutputError(f"rehearsed at {moment}")
+
+
+Part = tuple[worker_pb2.RunItem, Script, ItemReporter]
 
 
 class RehearsalEngine(Engine):
@@ -139,23 +155,50 @@ class RehearsalEngine(Engine):
             self._note(f"unload {self._plan.model}")
         self._plan = None
 
-    def generate(self, item: worker_pb2.RunItem, report: ItemReporter) -> None:
+    def most_at_once(self) -> tuple[int, str]:
+        most = max(1, self._plan.call.max_batch) if self._plan is not None else 1
+        return most, f"the plan allows {most} at once"
+
+    def generate(self, items: Sequence[worker_pb2.RunItem], reports: Sequence[ItemReporter]) -> None:
+        """Goes through the steps of all items together, as slowly as the slowest of them."""
         assert self._plan is not None, "the supervisor sends runs only to a loaded model"
-        script, request = Script(item.request.prompt), item.request
-        report.progress(generation_pb2.Progress(phase=generation_pb2.PHASE_ENCODING, fraction=0.0))
-        script.play("encoding")
-        for step in range(1, request.steps + 1):
-            report.check()
-            script.play(f"step {step}")
-            time.sleep(script.step_s)
-            self._note(f"step {item.job_id} {step}")
-            phase = generation_pb2.PHASE_DENOISING
-            fraction = 0.05 + 0.9 * step / request.steps
-            report.progress(
-                generation_pb2.Progress(phase=phase, completed=step, total=request.steps, fraction=fraction)
+        scripts, num_steps = [Script(item.request.prompt) for item in items], items[0].request.steps
+        parts = list(zip(items, scripts, reports, strict=True))
+        self._move(parts, "encoding", generation_pb2.Progress(phase=generation_pb2.PHASE_ENCODING, fraction=0.0))
+        for step in range(1, num_steps + 1):
+            heed_cancels(reports)
+            progress = generation_pb2.Progress(
+                phase=generation_pb2.PHASE_DENOISING,
+                completed=step,
+                total=num_steps,
+                fraction=0.05 + 0.9 * step / num_steps,
             )
-        report.progress(generation_pb2.Progress(phase=generation_pb2.PHASE_DECODING, fraction=0.96))
-        script.play("decoding")
+            self._move(parts, f"step {step}", progress)
+        self._move(parts, "decoding", generation_pb2.Progress(phase=generation_pb2.PHASE_DECODING, fraction=0.96))
+        for item, _, report in parts:
+            if not report.is_over:
+                self._deliver(item.request, report)
+
+    def _move(self, parts: Sequence[Part], moment: str, progress: generation_pb2.Progress) -> None:
+        """Plays a moment of every item that goes on. What breaks an item breaks it alone."""
+        live = [part for part in parts if not part[2].is_over]
+        is_step = moment.startswith("step")
+        if not is_step:
+            _tell(live, progress)
+        for _, script, report in live:
+            try:
+                script.play(moment, len(parts))
+            except BrokenOutputError as failure:
+                report.fail(error_to_message(failure))
+        if is_step:
+            time.sleep(max((script.step_s for _, script, _ in live), default=0.0))
+            live = [part for part in live if not part[2].is_over]
+            for item, _, _ in live:
+                self._note(f"{moment.replace(' ', f' {item.job_id} ')}")
+            _tell(live, progress)
+
+    def _deliver(self, request: generation_pb2.GenerationRequest, report: ItemReporter) -> None:
+        assert self._plan is not None
         is_blind = os.environ.get("REHEARSAL_PAINTS") == "request"
         data = paint(request, plan_pb2.Plan() if is_blind else self._plan)
         output = generation_pb2.Output(
@@ -173,6 +216,12 @@ class RehearsalEngine(Engine):
         if self._ledger:
             with open(self._ledger, "a", encoding="utf-8") as ledger:
                 ledger.write(f"{os.getpid()} {line}\n")
+
+
+def _tell(parts: Sequence[Part], progress: generation_pb2.Progress) -> None:
+    for _, _, report in parts:
+        if not report.is_over:
+            report.progress(progress)
 
 
 def paint(request: generation_pb2.GenerationRequest, plan: plan_pb2.Plan) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Sequence
 
 # Before diffusers or transformers is imported: they read these once. A bar on stderr is no log line.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
@@ -28,7 +29,7 @@ from services.worker.engine.assembly.fitting import check_fit
 from services.worker.engine.assembly.line import assemble, dismantle
 from services.worker.engine.assembly.stage import Assembly, explain
 from services.worker.engine.device import choose_device, device_name, give_back, read_device, versions
-from services.worker.engine.generation import generate
+from services.worker.engine.generation import generate, most_at_once
 from services.worker.engine.loop import Engine
 from services.worker.engine.probing.probes import Probes
 from services.worker.engine.reporting import ItemReporter, LoadReporter
@@ -95,10 +96,13 @@ class DiffusersEngine(Engine):
             dismantle(self._assembly)
         self._assembly = None
 
-    def generate(self, item: worker_pb2.RunItem, report: ItemReporter) -> None:
+    def most_at_once(self) -> tuple[int, str]:
+        return most_at_once(self._assembly) if self._assembly is not None else super().most_at_once()
+
+    def generate(self, items: Sequence[worker_pb2.RunItem], reports: Sequence[ItemReporter]) -> None:
         if self._assembly is None:
             raise NotLoadedError("nothing is loaded")
-        generate(self._assembly, item, report)
+        generate(self._assembly, items, reports)
 
     def explain(self, failure: Exception) -> DarkroomError:
         log.error("engine_failure", exc_info=failure)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import functools
 import os
 import queue
 import signal
@@ -17,12 +18,13 @@ import sys
 import threading
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from darkroom.rpc.errors import DarkroomError, InternalError, error_to_message
 from darkroom.rpc.logs import configure_logs, log
 from darkroom.v1 import device_pb2, engine_pb2, plan_pb2, worker_pb2
 from services.worker.config import WorkerSettings
+from services.worker.engine.batches import make_pictures
 from services.worker.engine.reporting import ItemReporter, LoadReporter
 from services.worker.wire import pack, receive_message
 
@@ -52,9 +54,16 @@ class Engine(ABC):
     def unload(self) -> None:
         """Gives all memory back; nothing happens when nothing is loaded."""
 
+    def most_at_once(self) -> tuple[int, str]:
+        """How many pictures one call of `generate` may make on what is loaded, and why not more."""
+        return 1, "this engine makes one picture a call"
+
     @abstractmethod
-    def generate(self, item: worker_pb2.RunItem, report: ItemReporter) -> None:
-        """Makes one picture and hands it to `report.finish`, or raises a DarkroomError."""
+    def generate(self, items: Sequence[worker_pb2.RunItem], reports: Sequence[ItemReporter]) -> None:
+        """Makes the pictures of items of one size, steps and guidance; hands each to its report's `finish` or `fail`.
+
+        What it raises concerns every item that is not over.
+        """
 
     def explain(self, failure: Exception) -> DarkroomError:
         """Returns our error for a foreign exception: INTERNAL, unless the engine knows better."""
@@ -144,21 +153,11 @@ class EngineLoop:
         ended.device.CopyFrom(self._engine.read_device())
 
     def _generate(self, command: engine_pb2.EngineCommand, ended: engine_pb2.EngineEnded) -> None:
-        for item in command.generate.items:
-            self._generate_item(command, item)
+        def report_of(job_id: str) -> ItemReporter:
+            is_cancelled = functools.partial(self._cancelled.covers, command.command_id, job_id)
+            return ItemReporter(job_id, self._answering(command), is_cancelled)
 
-    def _generate_item(self, command: engine_pb2.EngineCommand, item: worker_pb2.RunItem) -> None:
-        job_id = item.job_id
-        reporter = ItemReporter(
-            job_id, self._answering(command), lambda: self._cancelled.covers(command.command_id, job_id)
-        )
-        try:
-            reporter.check()
-            self._engine.generate(item, reporter)
-        except DarkroomError as failure:
-            reporter.fail(error_to_message(failure))
-        except Exception as failure:  # the job boundary: one item's failure leaves the others alone
-            reporter.fail(error_to_message(self._engine.explain(failure)))
+        make_pictures(self._engine, command.generate.items, report_of)
 
     def _answering(self, command: engine_pb2.EngineCommand) -> Callable[[engine_pb2.EngineEvent], None]:
         def send(event: engine_pb2.EngineEvent) -> None:

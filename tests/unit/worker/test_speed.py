@@ -66,7 +66,7 @@ def assembled(folder: Path, **changes: Any) -> tuple[Assembly, dict[str, Any]]:
 
 def paint(assembly: Assembly, steps: int = 4, **wishes: Any) -> bytes:
     events: list[engine_pb2.EngineEvent] = []
-    generate(assembly, item("job", steps=steps, **wishes), ItemReporter("job", events.append, lambda: False))
+    generate(assembly, [item("job", steps=steps, **wishes)], [ItemReporter("job", events.append, lambda: False)])
     return b"".join(event.run.chunk.data for event in events if event.run.HasField("chunk"))
 
 
@@ -139,7 +139,7 @@ def test_a_cancelled_picture_leaves_nothing_in_the_cache(folder: Path, cache: pl
     told: list[engine_pb2.EngineEvent] = []
     reporter = ItemReporter("job", told.append, lambda: len(told) > 5)
     with pytest.raises(CancelledError):
-        generate(made, item("job", prompt="a blue car", steps=8, seed=5), reporter)
+        generate(made, [item("job", prompt="a blue car", steps=8, seed=5)], [reporter])
     assert paint(made, 8) == first
     dismantle(made)
 

@@ -39,6 +39,16 @@ class Visitor(Protocol):
         """Leaves the device."""
 
 
+class Watcher(Protocol):
+    """Counts something while pictures are made."""
+
+    def begin(self) -> None:
+        """A call of the pipeline begins."""
+
+    def engagements(self) -> list[generation_pb2.Engagement]:
+        """What came of it."""
+
+
 @dataclass
 class Assembly:
     """A pipeline under construction, or finished."""
@@ -58,6 +68,10 @@ class Assembly:
     restores: list[Callable[[], None]] = field(default_factory=list)
     cache_kind: int = plan_pb2.STEP_CACHE_KIND_OFF
     is_compiled: bool = False
+    # What tells, for each picture, what speed stages did to it.
+    watchers: list[Watcher] = field(default_factory=list)
+    # Numbers of pictures at once that blocks were compiled for.
+    compiled_for: set[int] = field(default_factory=lambda: {1})
     engagements: list[generation_pb2.Engagement] = field(default_factory=list)
 
     def engage(self, knob: str, *, resolved: str, engaged: str, reason: str = "") -> None:
