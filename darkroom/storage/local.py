@@ -35,7 +35,7 @@ class LocalStore(Store):
     def __init__(self, root: Path) -> None:
         self._root = root.absolute()
         self.url = str(self._root)
-        _make_folder(self._root)
+        _make_folder(self._root / DRAFTS)
 
     def create(self, key: str, data: bytes) -> bool:
         final = self._path(key)
@@ -62,11 +62,9 @@ class LocalStore(Store):
         else:
             _sync(final.parent)
 
-    @contextlib.contextmanager
-    def drafts(self) -> Iterator[Path]:
-        folder = self._root / DRAFTS
-        _make_folder(folder)
-        yield folder
+    @property
+    def drafts(self) -> Path:
+        return self._root / DRAFTS
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         if offset < 0 or (length is not None and length < 0):
@@ -86,15 +84,12 @@ class LocalStore(Store):
         return found.st_size if stat.S_ISREG(found.st_mode) else None
 
     def list(self, prefix: str = "") -> Iterator[Stored]:
-        folder = check_prefix(prefix).rpartition("/")[0]
-        for path in _files(self._root / folder):
-            if path.name.startswith("."):
-                continue
-            key = path.relative_to(self._root).as_posix()
+        folder, _, start = check_prefix(prefix).rpartition("/")
+        for path in _files(self._root / folder, start):
             with contextlib.suppress(FileNotFoundError):
-                if key.startswith(prefix):
-                    found = path.stat()
-                    yield Stored(key, found.st_size, datetime.datetime.fromtimestamp(found.st_mtime, datetime.UTC))
+                found = path.stat()
+                modified_at = datetime.datetime.fromtimestamp(found.st_mtime, datetime.UTC)
+                yield Stored(path.relative_to(self._root).as_posix(), found.st_size, modified_at)
 
     def delete(self, key: str) -> None:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -102,12 +97,13 @@ class LocalStore(Store):
 
     def drop_leftovers(self, age_s: float) -> int:
         num_dropped = 0
-        for path in _files(self._root, DRAFTS):
-            is_draft = path.name.startswith(".") or path.parent.name == DRAFTS
-            with contextlib.suppress(FileNotFoundError):
-                if is_draft and time.time() - path.stat().st_mtime > age_s:
-                    path.unlink()
-                    num_dropped += 1
+        for parent, _, names in os.walk(self._root):
+            drafts = (Path(parent, name) for name in names if name.startswith(".") or Path(parent).name == DRAFTS)
+            for path in drafts:
+                with contextlib.suppress(FileNotFoundError):
+                    if time.time() - path.stat().st_mtime > age_s:
+                        path.unlink()
+                        num_dropped += 1
         return num_dropped
 
     def _path(self, key: str) -> Path:
@@ -145,11 +141,20 @@ def _make_folder(folder: Path) -> None:
         _sync(folder.parent)
 
 
-def _files(folder: Path, *hidden: str) -> Iterator[Path]:
-    """Yields the files below a folder; of the folders whose names begin with a dot only `hidden` ones."""
-    for parent, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if not name.startswith(".") or name in hidden]
-        yield from (Path(parent, name) for name in names)
+def _files(folder: Path, start: str = "") -> Iterator[Path]:
+    """Yields the files below a folder, of its own entries only those that begin with `start`; none of the drafts."""
+    try:
+        entries = os.scandir(folder)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    with entries:
+        for entry in entries:
+            if entry.name.startswith(".") or not entry.name.startswith(start):
+                continue
+            if entry.is_dir():
+                yield from _files(Path(entry.path))
+            else:
+                yield Path(entry.path)
 
 
 def _sync(path: Path) -> None:

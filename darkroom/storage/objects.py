@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import os
 import secrets
 import tempfile
 import threading
@@ -20,6 +21,7 @@ from typing import Any
 import fsspec
 
 from darkroom.storage.keys import check_key, check_prefix
+from darkroom.storage.local import LocalStore
 from darkroom.storage.store import Store, Stored
 
 # Protocols whose `pipe_file(…, mode="create")` is decided by the server: S3's If-None-Match (s3fs), Google's
@@ -68,6 +70,7 @@ class ObjectStore(Store):
         self._root = str(self._files._strip_protocol(self.url))
         self._guard = _memory_lock if protocol == "memory" else contextlib.nullcontext()
         self._is_probed = False
+        self._drafts = LocalStore(_own_folder(f"darkroom-drafts-{os.getuid()}")).drafts
 
     def create(self, key: str, data: bytes) -> bool:
         place = self._place(key)
@@ -84,10 +87,9 @@ class ObjectStore(Store):
         self.put_file(key, path)
         path.unlink()
 
-    @contextlib.contextmanager
-    def drafts(self) -> Iterator[Path]:
-        with tempfile.TemporaryDirectory(prefix="darkroom-drafts-") as folder:
-            yield Path(folder)
+    @property
+    def drafts(self) -> Path:
+        return self._drafts
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         if offset < 0 or (length is not None and length < 0):
@@ -140,7 +142,7 @@ class ObjectStore(Store):
             self._files.rm_file(place)
 
     def drop_leftovers(self, age_s: float) -> int:
-        return 0
+        return LocalStore(self._drafts.parent).drop_leftovers(age_s)
 
     def _place(self, key: str) -> str:
         return f"{self._root}/{check_key(key)}"
@@ -207,3 +209,16 @@ def _code(fault: OSError) -> str:
     """Returns S3's code of an error, as botocore keeps it in the cause; empty for others."""
     response = getattr(fault.__cause__, "response", None) or {}
     return str(response.get("Error", {}).get("Code", ""))
+
+
+def _own_folder(name: str) -> Path:
+    """Returns a folder for temporary files (TMPDIR) that is ours alone.
+
+    Raises:
+        PermissionError: somebody else made it.
+    """
+    folder = Path(tempfile.gettempdir(), name)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else: set TMPDIR to a folder of your own")
+    return folder

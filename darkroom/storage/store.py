@@ -7,7 +7,6 @@ crash; of several that create one key at once, one is told that it did.
 from __future__ import annotations
 
 import abc
-import contextlib
 import datetime
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -48,12 +47,13 @@ class Store(abc.ABC):
     def take_file(self, key: str, path: Path) -> None:
         """Stores a local file, in place of what was there, and removes it from `path`.
 
-        No byte is copied where `path` lies in a `drafts` folder of a local store. If this fails, `path` may be gone.
+        No byte is copied where `path` lies in the `drafts` folder of a local store. If this fails, `path` may be gone.
         """
 
+    @property
     @abc.abstractmethod
-    def drafts(self) -> contextlib.AbstractContextManager[Path]:
-        """Opens a local folder for files that are being written; emptied by `drop_leftovers`."""
+    def drafts(self) -> Path:
+        """A folder on this machine for files that are being written, shared by all who have this store open."""
 
     @abc.abstractmethod
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
@@ -82,7 +82,7 @@ class Store(abc.ABC):
 
     @abc.abstractmethod
     def drop_leftovers(self, age_s: float) -> int:
-        """Removes what crashes left half-written more than `age_s` ago; returns how many files that were.
+        """Removes drafts, and what crashes left half-written, older than `age_s`; returns how many files that were.
 
         An object store keeps interrupted uploads out of sight and drops them by its own lifecycle rule.
         """

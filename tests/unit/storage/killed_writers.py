@@ -59,13 +59,12 @@ def _duration_s(store: LocalStore, way: str, data: bytes) -> float:
 
 
 def _write(store: LocalStore, way: str, key: str, number: int, data: bytes) -> None:
-    with store.drafts() as folder:
-        if way == "create":
-            store.create(key, data)
-            return
-        draft = folder / f"draft{number}"
-        draft.write_bytes(data)
-        (store.put_file if way == "put" else store.take_file)(key, draft)
+    if way == "create":
+        store.create(key, data)
+        return
+    draft = store.drafts / f"draft{number}"
+    draft.write_bytes(data)
+    (store.put_file if way == "put" else store.take_file)(key, draft)
 
 
 def _fork(work: Callable[[], None]) -> int:

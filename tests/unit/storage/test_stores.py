@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import os
 import secrets
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -63,12 +65,11 @@ def test_a_file_is_put_over_what_was_there_and_stays_where_it_was(store: Store, 
 
 
 def test_a_file_that_is_taken_is_gone_from_where_it_was(store: Store, tmp_path: Path) -> None:
-    with store.drafts() as folder:
-        for source in (folder / "draft", tmp_path / "elsewhere"):
-            source.write_bytes(b"new")
-            store.take_file(f"taken/{source.name}", source)
-            assert store.read(f"taken/{source.name}") == b"new"
-            assert not source.exists()
+    for source in (store.drafts / f"draft-{secrets.token_hex(4)}", tmp_path / "elsewhere"):
+        source.write_bytes(b"new")
+        store.take_file(f"taken/{source.name.partition('-')[0]}", source)
+        assert store.read(f"taken/{source.name.partition('-')[0]}") == b"new"
+        assert not source.exists()
     assert {file.key for file in store.list()} == {"taken/draft", "taken/elsewhere"}
 
 
@@ -110,6 +111,19 @@ def test_a_deleted_file_is_gone_and_deleting_it_again_is_fine(store: Store) -> N
     store.delete("never/there")
     assert store.size("a/b") is None
     assert store.create("a/b", b"2")
+
+
+def test_old_drafts_are_dropped_and_young_ones_and_stored_files_stay(store: Store) -> None:
+    store.create("a", b"1")
+    names = [store.drafts / f"{age}-{secrets.token_hex(4)}" for age in ("old", "young")]
+    for path in names:
+        path.write_bytes(b"half")
+    long_ago = time.time() - 7200
+    os.utime(names[0], (long_ago, long_ago))
+    assert store.drop_leftovers(3600) >= 1
+    assert [path.exists() for path in names] == [False, True]
+    assert [file.key for file in store.list()] == ["a"]
+    names[1].unlink()
 
 
 @pytest.mark.parametrize(
