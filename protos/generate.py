@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import filecmp
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -64,17 +65,26 @@ def differing_files(generated: Path) -> list[str]:
     return sorted((fresh ^ committed) | changed)
 
 
+def replace(generated: Path, names: list[str]) -> None:
+    """Puts fresh files in place of the committed ones, and removes what is left over; the rest is not touched."""
+    for name in names:
+        fresh, committed = generated / PACKAGE / name, ROOT / PACKAGE / name
+        if fresh.exists():
+            shutil.copyfile(fresh, committed)
+        else:
+            committed.unlink()
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    if not parser.parse_args().check:
-        for stale in (ROOT / PACKAGE).glob("*.py*"):
-            stale.unlink()
-        generate(ROOT)
-        return 0
+    is_check = parser.parse_args().check
     with tempfile.TemporaryDirectory() as scratch:
         generate(Path(scratch))
         drift = differing_files(Path(scratch))
+        if not is_check:
+            replace(Path(scratch), drift)
+            return 0
     if drift:
         print(f"stubs are not current: {', '.join(drift)}. Run: python protos/generate.py", file=sys.stderr)
     return 1 if drift else 0
