@@ -10,35 +10,19 @@ from torch import nn
 
 from darkroom.knowledge import Catalogue
 from darkroom.knowledge.recipes import recipe_of
-from darkroom.modeling.filters import kept_float32
 from darkroom.modeling.quantise import Quantised
 from darkroom.modeling.quantise import quantise as quantise_layers
+from darkroom.modeling.random_weights import build_random
 from darkroom.modeling.skeleton import build_skeleton
 from darkroom.v1.device_pb2 import Scheme
-
-# Small enough that dozens of layers stay finite.
-SPREAD = 0.02
 
 
 def build(
     catalogue: Catalogue, architecture: str, device: torch.device, dtype: torch.dtype = torch.bfloat16
 ) -> nn.Module:
     """Returns the architecture on the device."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        module = build_skeleton(catalogue.architectures[architecture], str(device))
-    finally:
-        torch.set_default_dtype(before)
-    kept = kept_float32(module)
-    for name, parameter in module.named_parameters():
-        if name in kept:
-            parameter.data = parameter.data.float()
-        if parameter.ndim > 1:
-            nn.init.normal_(parameter, std=SPREAD)
-        elif name.endswith("bias"):
-            nn.init.zeros_(parameter)
-    return module.requires_grad_(False)
+    known = catalogue.architectures[architecture]
+    return build_random(lambda: build_skeleton(known, "cpu"), dtype, device, device)
 
 
 def quantise(

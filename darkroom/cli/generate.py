@@ -36,6 +36,7 @@ def generate(
     negative: options.Negative = None,
     seed: options.Seed = None,
     scheme: options.Scheme = None,
+    source: options.Source = None,
     count: options.Count = 1,
     output: options.OutputPath = None,
     format: options.Format = None,
@@ -61,6 +62,8 @@ def generate(
 
       darkroom generate "a house" --scheme int8
 
+      darkroom generate "a house" --model flux.1-dev --source random
+
       darkroom generate "a house" --output - | imgcat
 
       darkroom generate "a red apple" --priority high --deadline 30
@@ -78,7 +81,7 @@ def generate(
         "steps": steps,
         "guidance": guidance,
         "seed": seed,
-        "preferences": _preferences(scheme),
+        "preferences": _preferences(scheme, source),
         "format": destination.choose_format(_known_format(format)),
         "priority": _known_priority(priority),
         "deadline_s": deadline,
@@ -213,10 +216,18 @@ def _known_format(format: str | None) -> str | None:
     return name
 
 
-def _preferences(scheme: str | None) -> plan_pb2.PlanPreferences | None:
+def _preferences(scheme: str | None, source: str | None) -> plan_pb2.PlanPreferences | None:
     from darkroom.cli.plan import read_preferences
+    from darkroom.v1 import checkpoint_pb2
 
-    return read_preferences(scheme, None, None) if scheme is not None else None
+    if scheme is None and source is None:
+        return None
+    wishes = read_preferences(scheme, None, None)
+    if source is not None:
+        if source != "random":
+            raise typer.BadParameter(f"{source!r} is none of random", param_hint="--source")
+        wishes.source.kind = checkpoint_pb2.CHECKPOINT_KIND_RANDOM
+    return wishes
 
 
 def _known_priority(priority: str | None) -> str | None:

@@ -34,6 +34,14 @@ Scheme = Annotated[
         metavar="NAME", help="Weights of the denoiser: none, int8, fp8, fp8_storage.", show_default="planner's choice"
     ),
 ]
+Source = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Weights: random measures a device without a download, and paints noise.",
+        show_default="the model's own",
+    ),
+]
 Seed = Annotated[
     int | None,
     typer.Option(metavar="N", min=0, max=MAX_SEED, help="Same seed, same picture.", show_default="drawn"),

@@ -25,12 +25,13 @@ def build_skeleton(architecture: Architecture, device: str = "meta") -> nn.Modul
     try:
         module_class = getattr(importlib.import_module(library), name)
         with torch.device(device):
-            return _construct(module_class, architecture.config).eval()
+            return construct(module_class, architecture.config).eval()
     except (ImportError, AttributeError, TypeError, ValueError) as fault:
         raise InvalidCatalogueError(f"{architecture.class_name}: {fault}", class_name=name) from fault
 
 
-def _construct(module_class: Any, config: dict[str, Any]) -> nn.Module:
+def construct(module_class: Any, config: dict[str, Any]) -> nn.Module:
+    """Returns a module of diffusers or transformers by the arguments of its class or of its configuration's."""
     if hasattr(module_class, "config_class") and module_class.config_class is not None:  # transformers
         module: nn.Module = module_class(module_class.config_class(**config))
         return module

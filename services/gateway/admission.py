@@ -6,6 +6,7 @@ request has every field filled in and could be run; a refused one names every wr
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 import secrets
@@ -70,9 +71,15 @@ def find_tenant(metadata: Iterable[tuple[str, str | bytes]]) -> str:
 
 
 def kind_of(request: generation_pb2.GenerationRequest) -> str:
-    """Returns what jobs share that run on the same loaded plan: model and preferences."""
+    """Returns what jobs share that run on the same loaded plan: model and preferences, rarer ones as a digest."""
     wishes = request.preferences
-    return f"{request.model}/{wishes.scheme}.{wishes.memory_mode}.{wishes.speed_mode}"
+    rest = plan_pb2.PlanPreferences()
+    rest.CopyFrom(wishes)
+    for name in ("scheme", "memory_mode", "speed_mode"):
+        rest.ClearField(name)  # type: ignore[arg-type]
+    said = rest.SerializeToString(deterministic=True)
+    digest = f".{hashlib.sha256(said).hexdigest()[:12]}" if said else ""
+    return f"{request.model}/{wishes.scheme}.{wishes.memory_mode}.{wishes.speed_mode}{digest}"
 
 
 def _filled(request: generation_pb2.GenerationRequest, model: model_pb2.Model) -> generation_pb2.GenerationRequest:

@@ -22,18 +22,21 @@ def choose_engine(
     """Returns the engine and why.
 
     Raises:
-        PlanRefusedError: the native engine is asked for and can't run this model on this device.
+        PlanRefusedError: the native engine is asked for and can't run this model on this device, or these weights.
     """
     lack = _lack(variant, device)
     if wishes.engine == NATIVE and lack:
         raise PlanRefusedError(f"the native engine can't run {variant.name}: {lack}", model=variant.name)
-    is_wanted = wishes.engine == NATIVE or (not wishes.engine and device.kind in NATIVE_KINDS)
+    is_random = wishes.source.kind == checkpoint_pb2.CHECKPOINT_KIND_RANDOM
+    if wishes.engine == NATIVE and is_random:
+        raise PlanRefusedError("the native engine has no random weights; leave the engine out", model=variant.name)
+    is_wanted = wishes.engine == NATIVE or (not wishes.engine and not is_random and device.kind in NATIVE_KINDS)
     if is_wanted and not lack:
         sentence = (
             "stable-diffusion.cpp runs it from a GGUF file, which stays packed in memory (unverified on hardware)."
         )
         return NATIVE, reason("ENGINE_NATIVE", sentence)
-    if device.kind in NATIVE_KINDS and not wishes.engine:
+    if lack and device.kind in NATIVE_KINDS and not wishes.engine:
         return DIFFUSERS, reason("ENGINE_DIFFUSERS", f"diffusers runs it; the native engine can't: {lack}.")
     return DIFFUSERS, reason("ENGINE_DIFFUSERS", "diffusers runs it.")
 

@@ -17,6 +17,7 @@ from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, planner_service_pb
 from services.planner.engines import GGUF, NATIVE, choose_engine, native_source
 from services.planner.words import reason
 
+RANDOM = checkpoint_pb2.CHECKPOINT_KIND_RANDOM
 MOST_ADAPTERS = 8
 # More than any model makes at once: 1,024 frames of 2,048 pixels square, sixteen times.
 MOST_PIXELS = 1 << 36
@@ -53,6 +54,11 @@ class Question:
         if self.wishes.source.kind == GGUF:
             return self.wishes.source
         return native_source(self.variant) if self.engine == NATIVE else None
+
+    @functools.cached_property
+    def is_random(self) -> bool:
+        """Tells whether weights are made up: nothing is read or fetched then."""
+        return self.wishes.source.kind == RANDOM
 
     @functools.cached_property
     def can_compile(self) -> bool:

@@ -5,13 +5,15 @@ Knows nothing of why. Invariant: the worker needs nothing else, the catalogue le
 
 from __future__ import annotations
 
+import json
+
 from google.protobuf import duration_pb2
 
 from darkroom.knowledge import Component
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2
 from services.planner.candidates import Candidate
 from services.planner.memory import Demand
-from services.planner.question import Question
+from services.planner.question import RANDOM, Question
 from services.planner.sizes import DENOISER, TEXT_ENCODER, VAE, Bytes
 from services.planner.sources import QUANTISE, fetch_bytes, hosted
 
@@ -50,6 +52,8 @@ def _component_plan(
         recipe=_recipe(question, component.architecture, scheme),
         source=_component_source(question, candidate, name, component, scheme),
         class_name=architecture.class_name.partition(":")[2],
+        num_parameters=0 if architecture.is_estimate else question.catalogue.weights[component.architecture].parameters,
+        configuration=json.dumps(architecture.config, sort_keys=True) if question.is_random else "",
     )
 
 
@@ -69,6 +73,8 @@ def _recipe(
 def _component_source(
     question: Question, candidate: Candidate, name: str, component: Component, scheme: device_pb2.Scheme.ValueType
 ) -> checkpoint_pb2.CheckpointSource | None:
+    if question.is_random:
+        return None
     if name in candidate.source.parts:
         return candidate.source.parts[name]
     if component.role == DENOISER and question.gguf is not None:
@@ -86,7 +92,9 @@ def base_source(
 ) -> checkpoint_pb2.CheckpointSource:
     """Returns where the pipeline is read from, and what that costs."""
     source = question.catalogue.source(question.variant.name)
-    if question.wishes.HasField("source") and question.gguf is None:
+    if question.is_random and question.wishes.source.WhichOneof("location") is None:
+        source.kind = RANDOM
+    elif question.wishes.HasField("source") and question.gguf is None:
         source.CopyFrom(question.wishes.source)
     if candidate.source.kind == QUANTISE and source.kind == checkpoint_pb2.CHECKPOINT_KIND_DENSE:
         source.kind = QUANTISE

@@ -47,7 +47,7 @@ def denoiser_sources(question: Question, scheme: Scheme) -> tuple[Source, ...]:
     """Returns every way to come by the denoisers under a scheme, best first."""
     if scheme not in CONVERTED:
         return (Source(DENSE),)
-    made = [] if _bakes_adapters(question) else list(_prequantised(question, scheme))
+    made = [] if _bakes_adapters(question) or question.is_random else list(_prequantised(question, scheme))
     dense = Source(QUANTISE)
     # What lies on the machine costs no download: dense weights there go before an artifact that is elsewhere.
     has_dense = question.request.inspection.is_present or question.variant.source.HasField("bundled")
@@ -108,8 +108,10 @@ def is_same_base(question: Question, base: str, component: str) -> bool:
 def fetch_bytes(question: Question, source: Source, sizes: Bytes) -> int:
     """Returns the bytes still to be fetched: what the machine lacks of the pipeline, and what replaces parts of it.
 
-    Where nobody looked at the machine, everything counts as missing.
+    Where nobody looked at the machine, everything counts as missing; random weights are never fetched.
     """
+    if question.is_random:
+        return 0
     variant, seen = question.variant, question.request.inspection
     artifacts = sum(part.fetch_bytes for part in source.parts.values())
     if variant.source.HasField("bundled") or seen.is_present:

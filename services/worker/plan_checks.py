@@ -16,6 +16,7 @@ from services.worker.component_files import FILE_KINDS, read_file_header, source
 from services.worker.config import WorkerSettings
 from services.worker.likeness import check_class, check_classes
 
+RANDOM = checkpoint_pb2.CHECKPOINT_KIND_RANDOM
 # What the assembly line can do today; the rest is refused by name, never done in silence some other way.
 SCHEMES = frozenset(
     {
@@ -48,7 +49,7 @@ SOURCES = frozenset(
     {
         checkpoint_pb2.CHECKPOINT_KIND_DENSE,
         checkpoint_pb2.CHECKPOINT_KIND_DENSE_THEN_QUANTISE,
-        checkpoint_pb2.CHECKPOINT_KIND_RANDOM,
+        RANDOM,
     }
 )
 
@@ -65,11 +66,13 @@ def check_plan(plan: plan_pb2.Plan, settings: WorkerSettings, is_trusted: Callab
     _check_fields(plan)
     _check_abilities(plan)
     folder = source_folder(plan.source, settings)
-    if folder is None:
+    if folder is None and plan.source.kind == RANDOM:
+        _check_configurations(plan)
+    elif folder is None:
         _check_trust(plan.source.repo_id, settings, is_trusted)
     else:
         own = [part.name for part in plan.components if not part.HasField("source")]
-        if plan.source.kind == checkpoint_pb2.CHECKPOINT_KIND_RANDOM:
+        if plan.source.kind == RANDOM:
             check_skeleton_folder(folder, own)
         else:
             check_pipeline_folder(folder, own, plan.pipeline_class)
@@ -214,8 +217,6 @@ def _check_fields(plan: plan_pb2.Plan) -> None:
 def _check_abilities(plan: plan_pb2.Plan) -> None:
     if plan.engine == plan_pb2.ENGINE_NATIVE:
         raise PlanRefusedError("this worker has no native engine; plan for diffusers")
-    if plan.source.kind == checkpoint_pb2.CHECKPOINT_KIND_RANDOM and plan.source.WhichOneof("location") == "repo_id":
-        raise PlanRefusedError("random weights take their configurations from a folder on this worker")
     if plan.source.kind not in SOURCES:
         kind = checkpoint_pb2.CheckpointKind.Name(plan.source.kind).removeprefix("CHECKPOINT_KIND_")
         raise PlanRefusedError(f"this worker can't read a checkpoint of kind {kind} yet; plan a dense one")
@@ -244,6 +245,17 @@ def _is_streamed(plan: plan_pb2.Plan, part: plan_pb2.ComponentPlan) -> bool:
     if part.role == plan_pb2.COMPONENT_ROLE_TEXT_ENCODER:
         return plan.streams_text_encoders or plan.offload == plan_pb2.OFFLOAD_TIER_SEQUENTIAL
     return plan.offload in STREAMING_TIERS
+
+
+def _check_configurations(plan: plan_pb2.Plan) -> None:
+    """Random weights need no folder where the plan says how each component is built."""
+    lacking = {
+        f"plan.components.{part.name}": "needs class_name and configuration where weights are random and have no folder"
+        for part in plan.components
+        if not (part.class_name and part.configuration)
+    }
+    if lacking:
+        raise InvalidRequestError(lacking)
 
 
 def _check_trust(repo_id: str, settings: WorkerSettings, is_trusted: Callable[[str], bool]) -> None:

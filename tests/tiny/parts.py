@@ -1,4 +1,4 @@
-"""Parts that tiny pipelines share: a tokenizer of bytes, small decoders, small VAEs, and a plan for the whole.
+"""Parts that tiny pipelines share: small decoders, small VAEs, and a plan for the whole.
 
 Vocabularies are made by hand because trained ones differ from run to run. Invariant: a seed gives the same
 weights every time.
@@ -12,33 +12,13 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler
-from transformers import Qwen2Tokenizer
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from darkroom.knowledge import load_catalogue
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2
+from services.worker.engine.assembly.random_weights import byte_tokenizer as byte_tokenizer
 
-# Every template that pipelines write around a prompt.
-SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
-CHAT_TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-)
 VOCABULARY = 320
 WIDTH = 32
-
-
-def byte_tokenizer(model_max_length: int = 512) -> Qwen2Tokenizer:
-    """One token a byte, with the special tokens of chat templates."""
-    vocabulary = {letter: place for place, letter in enumerate(bytes_to_unicode().values())}
-    vocabulary |= {token: len(vocabulary) + place for place, token in enumerate(SPECIAL_TOKENS)}
-    tokenizer = Qwen2Tokenizer(
-        vocab=vocabulary,
-        merges=[],
-        model_max_length=model_max_length,
-        additional_special_tokens=list(SPECIAL_TOKENS[1:]),
-    )
-    tokenizer.chat_template = CHAT_TEMPLATE
-    return tokenizer
 
 
 def decoder_config(**more: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from darkroom.rpc.errors import DarkroomError, NothingFitsError, SourceRefusedError, WorkerLostError
 from darkroom.rpc.logs import log
-from darkroom.v1 import device_pb2, plan_pb2, planner_service_pb2, worker_pb2, worker_service_pb2
+from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, planner_service_pb2, worker_pb2, worker_service_pb2
 from services.gateway.workers.client import PlannerClient
 from services.gateway.workers.seat import Seat
 
@@ -55,7 +55,8 @@ async def ensure_loaded(
     if seat.status is None or not seat.is_reachable:
         raise WorkerLostError(f"worker {seat.address} does not answer: {seat.problem}")
     inspection = await seat.client.inspect(need.model, need.left_s)
-    if inspection.problem:
+    is_read = need.preferences.source.kind != checkpoint_pb2.CHECKPOINT_KIND_RANDOM
+    if inspection.problem and is_read:
         raise SourceRefusedError(inspection.problem, model=need.model)
     loaded = seat.loaded_plan
     plan = None

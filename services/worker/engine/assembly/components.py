@@ -27,11 +27,10 @@ class ComponentsStage(Stage):
     name = "components"
 
     def apply(self, assembly: Assembly, report: LoadReporter) -> None:
-        assert assembly.folder is not None, "the source stage comes first"
         if assembly.plan.source.kind == RANDOM:
             reason = "weights are random numbers, for measuring: no picture shows anything"
             assembly.engage("weights", resolved="random", engaged="random", reason=reason)
-        index = read_json(assembly.folder / "model_index.json", missing="the folder is no pipeline")
+        index = _index(assembly)
         total = sum(part.weight_bytes for part in assembly.plan.components)
         done = 0
         for part in assembly.plan.components:
@@ -43,9 +42,10 @@ class ComponentsStage(Stage):
                 assembly.parts[part.name] = _read(assembly.sources[part.name], class_of(part), part)
             elif assembly.plan.source.kind == RANDOM:
                 named = index.get(part.name) or class_of(part)
-                made = make_random(named_class(named, part), assembly.folder / part.name, part, assembly.device)
-                assembly.parts[part.name] = made
+                folder = assembly.folder / part.name if assembly.folder is not None else None
+                assembly.parts[part.name] = make_random(named_class(named, part), folder, part, assembly)
             else:
+                assert assembly.folder is not None, "the source stage comes first"
                 assembly.parts[part.name] = _read(assembly.folder / part.name, index.get(part.name), part)
             done += part.weight_bytes
             report.progress(_progress(part.name, done, total))
@@ -63,6 +63,13 @@ def explain_reading(failure: Exception) -> DarkroomError:
     if isinstance(known, KernelFailedError):
         return CorruptCheckpointError(f"the weights can't be read: {known.message}")
     return known
+
+
+def _index(assembly: Assembly) -> dict[str, Any]:
+    """The pipeline's own index; an empty one where no folder is needed."""
+    if assembly.folder is None:
+        return {}
+    return read_json(assembly.folder / "model_index.json", missing="the folder is no pipeline")
 
 
 def class_of(part: plan_pb2.ComponentPlan) -> tuple[str, str]:

@@ -1,13 +1,17 @@
 """Fourth stage: the components become the plan's pipeline.
 
+Where weights are random and no folder is needed, stand-ins take the place of tokenizers and schedulers.
 Invariant: only a pipeline class that the installed diffusers exports is made; code from a checkpoint is never run.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import diffusers
 
 from darkroom.rpc.errors import PlanRefusedError
+from services.worker.engine.assembly.random_weights import make_pipeline
 from services.worker.engine.assembly.rules import extra_parts
 from services.worker.engine.assembly.stage import DTYPES, Assembly, Stage
 from services.worker.engine.reporting import LoadReporter
@@ -20,19 +24,11 @@ class PipelineStage(Stage):
 
     def apply(self, assembly: Assembly, report: LoadReporter) -> None:
         report.check()
-        assert assembly.folder is not None, "the source stage comes first"
         name = assembly.plan.pipeline_class
         pipeline_class = getattr(diffusers, name, None)
         if not (isinstance(pipeline_class, type) and issubclass(pipeline_class, diffusers.DiffusionPipeline)):
             raise PlanRefusedError(f"diffusers {diffusers.__version__} has no pipeline {name!r}")
-        assembly.pipeline = pipeline_class.from_pretrained(  # type: ignore[no-untyped-call]
-            assembly.folder,
-            local_files_only=True,
-            use_safetensors=True,
-            dtype=DTYPES[assembly.plan.compute_type],
-            **assembly.parts,
-            **extra_parts(assembly.plan, assembly.folder, assembly.sources),
-        )
+        assembly.pipeline = _made(assembly, pipeline_class)
         assembly.pipeline.set_progress_bar_config(disable=True)
         denoiser = next(iter(assembly.parts.values()))
         wanted, found = DTYPES[assembly.plan.compute_type], next(denoiser.parameters()).dtype
@@ -40,6 +36,22 @@ class PipelineStage(Stage):
 
     def undo(self, assembly: Assembly) -> None:
         assembly.pipeline = None
+
+
+def _made(assembly: Assembly, pipeline_class: Any) -> Any:
+    if assembly.folder is None:
+        pipeline, stand_ins = make_pipeline(pipeline_class, assembly.parts)
+        reason = "nothing is read from a repository: tokens are bytes, schedulers and guiders are their classes' own"
+        assembly.engage("stand_ins", resolved=", ".join(stand_ins), engaged=", ".join(stand_ins), reason=reason)
+        return pipeline
+    return pipeline_class.from_pretrained(
+        assembly.folder,
+        local_files_only=True,
+        use_safetensors=True,
+        dtype=DTYPES[assembly.plan.compute_type],
+        **assembly.parts,
+        **extra_parts(assembly.plan, assembly.folder, assembly.sources),
+    )
 
 
 def _name(dtype: object) -> str:

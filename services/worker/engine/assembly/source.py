@@ -15,6 +15,7 @@ from services.worker.component_files import FILE_KINDS, read_file_header, source
 from services.worker.engine.assembly.components import explain_reading
 from services.worker.engine.assembly.fetching import fetch
 from services.worker.engine.assembly.fitting import check_fit
+from services.worker.engine.assembly.random_weights import RANDOM
 from services.worker.engine.assembly.stage import Assembly, Stage
 from services.worker.engine.reporting import LoadReporter
 from services.worker.likeness import check_classes
@@ -29,6 +30,8 @@ class SourceStage(Stage):
     def apply(self, assembly: Assembly, report: LoadReporter) -> None:
         plan = assembly.plan
         assembly.folder = source_folder(plan.source, assembly.settings)
+        if assembly.folder is None and plan.source.kind == RANDOM:
+            return
         if assembly.folder is None:
             replaced = [part.name for part in plan.components if part.HasField("source")]
             assembly.folder = fetch(plan.source, report, without=replaced)
