@@ -49,6 +49,7 @@ ADVICE = {
     "POISON": "`darkroom jobs show JOB` has the evidence; `darkroom jobs redrive JOB` tries it again.",
     "NO_OUTPUT": "`darkroom jobs show JOB` tells what became of it.",
     "STORE_UNAVAILABLE": "The gateway can't reach its Redis: its log tells why.",
+    "OUTPUTS_UNAVAILABLE": "The gateway can't reach its store of outputs: its log tells why.",
     "DEADLINE_EXCEEDED": "Allow more time, or see what keeps the workers busy: `darkroom status`.",
     "CANCELLED": "Somebody cancelled the job; ask again if that was a mistake.",
     "INTERNAL": "This is a bug in Darkroom: the log of the service that failed has the traceback.",

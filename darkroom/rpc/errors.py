@@ -6,8 +6,12 @@
     ├── NotFoundError            NOT_FOUND
     │   ├── UnknownModelError                         UNKNOWN_MODEL
     │   ├── UnknownJobError                           UNKNOWN_JOB
-    │   └── UnknownWorkerError                        UNKNOWN_WORKER
-    ├── RequestIdReusedError     ALREADY_EXISTS       REQUEST_ID_REUSED     same request_id, another request
+    │   ├── UnknownWorkerError                        UNKNOWN_WORKER
+    │   ├── UnknownBuildError                         UNKNOWN_BUILD
+    │   └── UnknownCheckpointError                    UNKNOWN_CHECKPOINT
+    ├── ConflictError            ALREADY_EXISTS
+    │   ├── RequestIdReusedError                      REQUEST_ID_REUSED     same request_id, another request
+    │   └── PublishedOtherwiseError                   PUBLISHED_OTHERWISE   the repository has other bytes of that name
     ├── PreconditionError        FAILED_PRECONDITION
     │   ├── PlanRefusedError                          PLAN_REFUSED          an explicit wish can't be honoured
     │   ├── NothingFitsError                          NOTHING_FITS          every candidate needs more than there is
@@ -17,6 +21,7 @@
     │   ├── NoOutputError                             NO_OUTPUT             the job has no file
     │   ├── PoisonError                               POISON                the job ended its engine process repeatedly
     │   ├── NotDeadError                              NOT_DEAD              only dead jobs are re-driven
+    │   ├── NotGatedError                             NOT_GATED             the checkpoint has not passed its gates
     │   ├── InvalidCatalogueError                     INVALID_CATALOGUE     a file of model facts is wrong
     │   └── SourceRefusedError                        SOURCE_REFUSED        untrusted, gated or missing checkpoint
     ├── OffsetError              OUT_OF_RANGE         OFFSET_PAST_END
@@ -32,7 +37,8 @@
     │   ├── EngineDiedError                           ENGINE_DIED           the engine process ended, supervisor alive
     │   ├── EngineHungError                           ENGINE_HUNG           no progress within the idle budget; killed
     │   ├── DrainingError                             DRAINING              the service is stopping
-    │   └── StoreUnavailableError                     STORE_UNAVAILABLE     Redis does not answer
+    │   ├── StoreUnavailableError                     STORE_UNAVAILABLE     Redis does not answer
+    │   └── OutputsUnavailableError                   OUTPUTS_UNAVAILABLE   the store of outputs does not answer
     ├── CancelledError           CANCELLED            CANCELLED             somebody asked for it
     ├── DeadlineError            DEADLINE_EXCEEDED    DEADLINE_EXCEEDED
     ├── DataLossError            DATA_LOSS
@@ -129,9 +135,25 @@ class UnknownWorkerError(NotFoundError):
     reason = "UNKNOWN_WORKER"
 
 
-class RequestIdReusedError(DarkroomError):
+class UnknownBuildError(NotFoundError):
+    reason = "UNKNOWN_BUILD"
+
+
+class UnknownCheckpointError(NotFoundError):
+    reason = "UNKNOWN_CHECKPOINT"
+
+
+class ConflictError(DarkroomError):
     code = Code.ALREADY_EXISTS
+    reason = "ALREADY_EXISTS"
+
+
+class RequestIdReusedError(ConflictError):
     reason = "REQUEST_ID_REUSED"
+
+
+class PublishedOtherwiseError(ConflictError):
+    reason = "PUBLISHED_OTHERWISE"
 
 
 class PreconditionError(DarkroomError):
@@ -169,6 +191,10 @@ class PoisonError(PreconditionError):
 
 class NotDeadError(PreconditionError):
     reason = "NOT_DEAD"
+
+
+class NotGatedError(PreconditionError):
+    reason = "NOT_GATED"
 
 
 class InvalidCatalogueError(PreconditionError):
@@ -240,6 +266,10 @@ class DrainingError(UnavailableError):
 
 class StoreUnavailableError(UnavailableError):
     reason = "STORE_UNAVAILABLE"
+
+
+class OutputsUnavailableError(UnavailableError):
+    reason = "OUTPUTS_UNAVAILABLE"
 
 
 class CancelledError(DarkroomError):

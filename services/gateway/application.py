@@ -16,6 +16,7 @@ import redis.asyncio as aioredis
 from darkroom.rpc.errors import PreconditionError, StoreUnavailableError
 from darkroom.rpc.logs import log
 from darkroom.rpc.serving import Application, Health, owned_task
+from darkroom.storage import open_store
 from darkroom.v1 import cluster_service_pb2, generation_service_pb2, model_service_pb2
 from services.gateway.config import GatewaySettings
 from services.gateway.housekeeping import keep_house
@@ -104,8 +105,7 @@ async def _build(settings: GatewaySettings, catalogue: Catalogue, client: aiored
     if await evicts(client):
         log.warning("redis_evicts", consequence="jobs may vanish when memory is short; set maxmemory-policy noeviction")
     jobs = Jobs(client, Scripts(client, durability))
-    outputs = Outputs(settings.data_dir / "outputs")
-    await _check_outputs(outputs, jobs)
+    outputs = await _open_outputs(settings, jobs)
     bell = Bell(client)
     pool = Pool(settings.gateway_workers)
     means = Resources(settings, jobs, bell, outputs, PlannerClient(settings.gateway_planner), pool)
@@ -128,17 +128,24 @@ def _application(settings: GatewaySettings, catalogue: Catalogue, parts: _Parts)
     return Application(tuple(zip(SERVICES, servicers, strict=True)), drain)
 
 
-async def _check_outputs(outputs: Outputs, jobs: Jobs) -> None:
-    """Several gateways of one Redis must share one output folder: each job's file has to be found by all."""
-    name = outputs.open()
+async def _open_outputs(settings: GatewaySettings, jobs: Jobs) -> Outputs:
+    """Several gateways of one Redis must share one store of outputs: each job's file has to be found by all."""
+    place = settings.outputs or settings.data_dir / "outputs"
+    try:
+        outputs = Outputs(await asyncio.to_thread(open_store, place))
+        name = await outputs.open()
+    except (OSError, ValueError, ImportError) as fault:
+        raise PreconditionError(f"DARKROOM_OUTPUTS: {place} can't be used: {fault}", outputs=place) from fault
     first = await jobs.register_outputs(name)
     if first != name:
         raise PreconditionError(
-            "this Redis keeps jobs whose outputs are in another folder: let all gateways share one DARKROOM_DATA_DIR, "
-            "or, if that folder is gone for good, run `redis-cli del darkroom:outputs`",
+            f"this Redis keeps jobs whose outputs are in another store than {place}: let all gateways share one "
+            "DARKROOM_OUTPUTS (or DARKROOM_DATA_DIR), or, if that store is gone for good, "
+            "run `redis-cli del darkroom:outputs`",
             outputs=name,
             expected_outputs=first,
         )
+    return outputs
 
 
 async def _tell_health(jobs: Jobs, health: Health) -> None:

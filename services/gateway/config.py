@@ -38,6 +38,11 @@ class GatewaySettings(Settings):
     data_dir: Path = Field(
         default_factory=_default_data_dir, description="Where outputs and the embedded Redis keep their files."
     )
+    outputs: str = Field(
+        "",
+        description="Where all gateways keep outputs: a directory, or a bucket's folder, s3://bucket/folder. Empty: a "
+        "directory in the data directory.",
+    )
     catalog_path: str = Field("", description=f"Extra family files or folders, separated by {os.pathsep!r}.")
     gateway_max_queued: int = Field(1000, ge=1, description="Jobs that may wait; one more is refused.")
     gateway_max_queued_per_tenant: int = Field(

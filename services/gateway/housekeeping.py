@@ -41,18 +41,18 @@ async def expire(means: Resources, spared_s: float = SPARED_S) -> None:
     retention = settings.gateway_retention_s, PAGE, settings.gateway_retention_bytes, spared_s
     while expired := await means.jobs.expire(*retention):
         for job_id in expired:
-            await asyncio.to_thread(means.outputs.delete, job_id)
+            await means.outputs.delete(job_id)
         log.info("jobs_expired", num_jobs=len(expired))
 
 
 async def sweep(means: Resources) -> None:
     """Deletes files that no job names, and what crashes left half-written."""
     outputs = means.outputs
-    num_leftovers, num_orphans = await asyncio.to_thread(outputs.drop_leftovers), 0
-    folder, pages = await asyncio.to_thread(outputs.open), outputs.old_files(PAGE)
+    num_leftovers, num_orphans = await outputs.drop_leftovers(), 0
+    store_id, pages = await outputs.open(), outputs.old_files(PAGE)
     while page := await asyncio.to_thread(next, pages, None):
-        for job_id, counter in await means.jobs.orphans(folder, page):
-            await asyncio.to_thread(outputs.delete, job_id, counter)
+        for job_id, counter in await means.jobs.orphans(store_id, page):
+            await outputs.delete(job_id, counter)
             num_orphans += 1
     if num_leftovers or num_orphans:
         log.info("orphans_deleted", num_files=num_orphans, num_half_written=num_leftovers)

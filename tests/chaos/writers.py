@@ -15,6 +15,7 @@ import sys
 import time
 from pathlib import Path
 
+from darkroom.storage import open_store
 from darkroom.v1 import generation_pb2, worker_pb2
 from services.gateway.outputs import Outputs
 
@@ -28,8 +29,8 @@ NEW = b"new!" * 100_000
 
 def main(folder: Path, seed: int, rounds: int) -> None:
     """Writes OLD once, then has NEW written over it by writers that die."""
-    outputs, dice = Outputs(folder), random.Random(seed)
-    outputs.open()
+    outputs, dice = Outputs(open_store(folder)), random.Random(seed)
+    asyncio.run(outputs.open())
     asyncio.run(write(outputs, OLD, -1))
     longest_s = _time_of_one(outputs)
     for number in range(rounds):
@@ -46,7 +47,7 @@ def main(folder: Path, seed: int, rounds: int) -> None:
         os.waitpid(writer, 0)
         with os.fdopen(told, "rb") as pipe:
             taken = PIECE_BYTES * len(pipe.read())
-        found = outputs.path(JOB_ID, 1).read_bytes()
+        found = (folder / JOB_ID[-2:] / f"{JOB_ID}-1").read_bytes()
         print(taken, {OLD: "old", NEW: "new"}.get(found, f"{len(found)} other bytes"), flush=True)
 
 

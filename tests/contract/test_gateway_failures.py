@@ -82,9 +82,8 @@ async def test_a_file_that_is_not_what_was_announced_fails_the_job(tmp_path: Pat
     async with one_worker(tmp_path, FakeWorker()) as (gateway, _, _):
         done = await finish(gateway.stubs, (await submit(gateway.stubs, "lies")).id)
         assert (done.state, done.error.reason) == (job_pb2.JOB_STATE_FAILED, "BROKEN_OUTPUT")
-        assert not [
-            path for path in (tmp_path / "data" / "outputs").rglob("*") if path.is_file() and path.name != ".name"
-        ]
+        stored = [path.name for path in (tmp_path / "data" / "outputs").rglob("*") if path.is_file()]
+        assert stored == ["store-id"]
 
 
 async def test_what_does_not_fit_or_can_not_be_got_fails_with_the_reason(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from darkroom.storage import open_store
 from darkroom.v1 import job_pb2
 from services.gateway.config import GatewaySettings
 from services.gateway.housekeeping import expire, sweep
@@ -37,7 +38,7 @@ class Estate:
     @property
     def files(self) -> set[str]:
         folder = self.gateway.settings.data_dir / "outputs"
-        return {path.name for path in folder.rglob("*") if path.is_file() and path.name != ".name"}
+        return {path.name for path in folder.rglob("*") if path.is_file() and path.name != "store-id"}
 
     def age_all_files(self) -> None:
         long_ago = time.time() - 2 * ORPHAN_AGE_S
@@ -60,7 +61,7 @@ async def estate(tmp_path: Path) -> AsyncIterator[Estate]:
     ):
         settings: GatewaySettings = gateway.settings
         planner_client = PlannerClient(planner)
-        outputs = Outputs(settings.data_dir / "outputs")
+        outputs = Outputs(open_store(settings.data_dir / "outputs"))
         yield Estate(
             gateway, worker, Resources(settings, jobs, Bell(client), outputs, planner_client, Pool("127.0.0.1:9"))
         )
@@ -85,14 +86,14 @@ async def test_the_oldest_outputs_go_when_room_is_short_and_a_live_job_keeps_all
 async def test_a_sweep_takes_what_no_job_names_and_nothing_else(estate: Estate) -> None:
     stubs = estate.gateway.stubs
     kept = (await finish(stubs, (await submit(stubs)).id)).id
-    outputs = estate.means.outputs
+    folder = estate.gateway.settings.data_dir / "outputs"
     counter = int(next(iter(estate.files)).partition("-")[2])
     orphan = kept[:-1] + ("0" if kept[-1] != "0" else "1")
     for job_id, number in ((kept, counter + 500), (orphan, 3)):
-        path = outputs.path(job_id, number)
+        path = folder / job_id[-2:] / f"{job_id}-{number}"
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(b"left by a writer that woke up too late")
-    (estate.gateway.settings.data_dir / "outputs" / "unfinished" / f"{kept}-9").write_bytes(b"half")
+    (folder / ".drafts" / f"{kept}-9").write_bytes(b"half")
     await sweep(estate.means)
     assert len(estate.files) == 4, "young files may be about to be named"
     estate.age_all_files()

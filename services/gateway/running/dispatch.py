@@ -83,7 +83,7 @@ class Dispatch:
     async def _serve(self, seat: Seat) -> float:
         """Claims a job for a worker and drives it; returns how long to wait for another, 0 after a job."""
         outputs = self._means.outputs
-        if self._is_draining or (outputs.is_full and not await asyncio.to_thread(outputs.has_room)):
+        if self._is_draining or not await outputs.has_room():
             return LOOK_S
         settings = self._means.settings
         elsewhere = {other.kind for other in self._means.pool.seats if other is not seat and other.is_serving}

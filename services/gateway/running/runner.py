@@ -20,6 +20,7 @@ from darkroom.rpc.errors import (
     DiskFullError,
     EngineHungError,
     InternalError,
+    OutputsUnavailableError,
     StaleTokenError,
     StoreUnavailableError,
     WorkerLostError,
@@ -124,16 +125,15 @@ class Runner:
                 raise self._unwanted()
             await self._attempt.insist(lambda: self._means.jobs.succeed(self._claim, output))
         except (StaleTokenError, CancelledError, DeadlineError):
-            self._means.outputs.delete(job.id, token.counter)
+            await self._means.outputs.delete(job.id, token.counter)
             raise
         log.info(
             "job_succeeded", size_bytes=output.size_bytes, engine_s=output.engine_time.ToTimedelta().total_seconds()
         )
         self._has_succeeded = True
-        # Of a gateway that stored the file and lost the job before it could say so.
-        self._means.outputs.delete_others(job.id, token.counter)
         self._seat.went_well(job.id)
         await self._acknowledge()
+        await self._delete_older()
 
     async def _end(self, error: DarkroomError | None) -> None:
         """Leaves the job as it should be left."""
@@ -156,7 +156,7 @@ class Runner:
         log.warning("job_failed", reason=error.reason)
         await self._attempt.insist(lambda: self._means.jobs.fail(self._claim, error_to_message(error)))
         await self._acknowledge()
-        self._means.outputs.delete_others(self._claim.job.id, self._claim.token.counter)
+        await self._delete_older()
 
     async def _set_back(self, error: DarkroomError, verdict: Verdict) -> None:
         log.warning("attempt_ended", reason=error.reason, verdict=verdict.name, message=error.message)
@@ -170,7 +170,7 @@ class Runner:
         is_late = self._claim.left_s == 0
         if verdict in WORKERS_FAULT and not is_late:
             self._seat.went_wrong()
-        self._means.outputs.is_full |= isinstance(error, DiskFullError)
+        self._means.outputs.is_full |= isinstance(error, DiskFullError | OutputsUnavailableError)
         is_gone = isinstance(error, WorkerLostError) and not is_late
         if is_gone:
             self._seat.lost(error.message)
@@ -187,13 +187,19 @@ class Runner:
         """
         job, token = self._claim.job, self._claim.token
         until = time.monotonic() + ORPHAN_PATIENCE_S
-        while self._means.outputs.path(job.id, token.counter).exists() and time.monotonic() < until:
+        while time.monotonic() < until:
             try:
-                if await self._means.jobs.file_token(job.id) != token.counter:
-                    self._means.outputs.delete(job.id, token.counter)
+                is_there = await self._means.outputs.exists(job.id, token.counter)
+                if is_there and await self._means.jobs.file_token(job.id) != token.counter:
+                    await self._means.outputs.delete(job.id, token.counter)
                 return
-            except StoreUnavailableError:
+            except (StoreUnavailableError, OSError):
                 await asyncio.sleep(ORPHAN_LOOK_S)
+
+    async def _delete_older(self) -> None:
+        """Deletes what an earlier gateway stored that lost the job before it could say so."""
+        if self._claim.is_adopted or self._claim.job.attempts > 1:
+            await self._means.outputs.delete_others(self._claim.job.id, self._claim.token.counter)
 
     async def _acknowledge(self) -> None:
         """Lets the worker forget; it does so by itself in time where this does not reach it."""

@@ -1,0 +1,112 @@
+"""A file that a worker is sending.
+
+Knows nothing of jobs' states. Invariant: what is committed has the size and the SHA-256 that were announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from typing import IO
+
+from darkroom.rpc.errors import BrokenOutputError, DiskFullError, OutputsUnavailableError, StaleTokenError
+from darkroom.storage import Store
+from darkroom.v1 import generation_pb2, worker_pb2
+
+# Nothing that Darkroom makes is larger; a worker that sends more is broken.
+MAX_OUTPUT_BYTES = 4 * 1024**3
+
+
+class Draft:
+    """One claim's file, on its way.
+
+    Args:
+        store: where it will be.
+        name: the claim's key there.
+
+    Raises:
+        DiskFullError: it can't be begun.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._name = name
+        self._path = store.drafts / name.rpartition("/")[2]
+        try:
+            self._file: IO[bytes] = self._path.open("wb")
+        except OSError as full:
+            raise DiskFullError(f"the output can't be begun: {full.strerror}", path=self._path.parent) from full
+        self._hash = hashlib.sha256()
+        self._size = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes that came so far."""
+        return self._size
+
+    def write(self, chunk: worker_pb2.OutputChunk) -> None:
+        """Adds a piece; one that is there already is skipped, as a replay brings it.
+
+        Raises:
+            BrokenOutputError: a piece is missing, or there are too many.
+            DiskFullError: no room.
+        """
+        if chunk.offset + len(chunk.data) <= self._size:
+            return
+        if chunk.offset != self._size or self._size + len(chunk.data) > MAX_OUTPUT_BYTES:
+            text = f"the worker sent bytes {chunk.offset} to {chunk.offset + len(chunk.data)} after {self._size}"
+            raise BrokenOutputError(text)
+        try:
+            self._file.write(chunk.data)
+        except OSError as full:
+            raise DiskFullError(f"the output can't be written: {full.strerror}", path=self._path.parent) from full
+        self._hash.update(chunk.data)
+        self._size += len(chunk.data)
+
+    async def commit(self, output: generation_pb2.Output) -> None:
+        """Makes the file visible under its final name, stored for good.
+
+        Raises:
+            BrokenOutputError: size or SHA-256 differ from what the worker said.
+            DiskFullError: no room.
+            OutputsUnavailableError: the bucket does not take it.
+            StaleTokenError: another file has this claim's name.
+        """
+        if self._size != output.size_bytes or self._hash.hexdigest() != output.sha256:
+            text = f"{self._size} bytes with SHA-256 {self._hash.hexdigest()} came, {output.size_bytes} with "
+            raise BrokenOutputError(f"{text}{output.sha256 or 'none'} were announced")
+        settling = asyncio.create_task(asyncio.to_thread(self._settle))
+        try:
+            await asyncio.shield(settling)
+        except asyncio.CancelledError:
+            # The thread goes on; whoever deletes the file of a lost job must come after it.
+            await asyncio.wait([settling])
+            raise
+
+    def discard(self) -> None:
+        """Forgets a file that was not committed."""
+        with contextlib.suppress(OSError):  # what it still held does not fit on the disk: so be it
+            self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def _settle(self) -> None:
+        try:
+            self._file.close()
+            if self._store.is_local:
+                self._store.take_file(self._name, self._path)
+            else:
+                self._settle_in_bucket()
+        except OSError as fault:
+            text = f"the output can't be stored: {fault.strerror or fault}"
+            kind = DiskFullError if self._store.is_local else OutputsUnavailableError
+            raise kind(text, place=self._store.url) from fault
+
+    def _settle_in_bucket(self) -> None:
+        sha256 = self._hash.hexdigest()
+        self._store.take_file(f"{self._name}.{sha256}", self._path)
+        told = json.dumps({"sha256": sha256, "size_bytes": self._size}).encode()
+        # What is there already is ours if it says the same: the answer to the first write was lost.
+        if not self._store.create(self._name, told) and self._store.read(self._name) != told:
+            raise StaleTokenError(f"another file is stored as {self._name} already")
