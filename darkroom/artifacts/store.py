@@ -60,8 +60,12 @@ class ArtifactStore:
             for file in manifest.files:
                 # Written again where it is there already: its bytes are then right, and its age starts anew.
                 self.store.put_file(BLOBS + file.sha256, files[file.name])
-            self.store.create(self._key(MANIFESTS, manifest), manifest.data)
+            self.describe(manifest)
         return manifest.id
+
+    def describe(self, manifest: Manifest) -> None:
+        """Stores a manifest whose blobs are there already. Raises OSError."""
+        self.store.create(self._key(MANIFESTS, manifest), manifest.data)
 
     def pass_gates(self, manifest: Manifest, gates: Gates) -> None:
         """Stores the verdict on an artifact that was added; a later one replaces an earlier one.

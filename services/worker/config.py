@@ -12,6 +12,11 @@ from darkroom.rpc.settings import Settings
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
+def _default_data_dir() -> Path:
+    base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "darkroom"
+
+
 class WorkerSettings(Settings):
     """What an operator decides about one worker."""
 
@@ -24,6 +29,10 @@ class WorkerSettings(Settings):
     models_dir: Path = Field(REPOSITORY / "models", description="Folder of the bundled models.")
     worker_model_paths: str = Field(
         "", description=f"Folders ({os.pathsep!r} between them) that plans may name paths in; empty allows none."
+    )
+    data_dir: Path = Field(default_factory=_default_data_dir, description="Folder of the builder's store by default.")
+    builder_store: str = Field(
+        "", description="Store of quantised components: a folder or an fsspec URL; empty means DATA_DIR/checkpoints."
     )
     worker_trusted_repos: str = Field(
         "", description="Hub owners or owner/name, by comma, trusted beside those that the catalogue names."
@@ -44,6 +53,16 @@ class WorkerSettings(Settings):
         512 * 2**20, gt=0, description="Most bytes of finished outputs that are kept; the oldest go first."
     )
     worker_threads: int = Field(0, ge=0, description="CPU threads of the engine; 0 leaves the choice to PyTorch.")
+
+    @property
+    def store_url(self) -> str:
+        """Where quantised components are kept."""
+        return self.builder_store or str(self.data_dir / "checkpoints")
+
+    @property
+    def has_store(self) -> bool:
+        """False for a folder that nobody has made yet."""
+        return "://" in self.store_url or Path(self.store_url).is_dir()
 
     @property
     def model_folders(self) -> list[Path]:

@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from darkroom.rpc.errors import InvalidRequestError, OutOfMemoryError, PlanRefusedError, SourceRefusedError
+from darkroom.rpc.errors import (
+    CorruptCheckpointError,
+    InvalidRequestError,
+    OutOfMemoryError,
+    PlanRefusedError,
+    SourceRefusedError,
+)
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, worker_pb2
+from services.worker.artifact_sources import HOSTED, find_local, is_artifact
 from services.worker.checkpoint_files import check_component_folder, check_pipeline_folder, check_skeleton_folder
 from services.worker.component_files import FILE_KINDS, read_file_header, source_file
 from services.worker.config import WorkerSettings
 from services.worker.likeness import check_class, check_classes
 
+SOURCE_FAILED = plan_pb2.FALLBACK_TRIGGER_SOURCE_FAILED
 RANDOM = checkpoint_pb2.CHECKPOINT_KIND_RANDOM
 # What the assembly line can do today; the rest is refused by name, never done in silence some other way.
 SCHEMES = frozenset(
@@ -57,12 +65,25 @@ SOURCES = frozenset(
 def check_plan(plan: plan_pb2.Plan, settings: WorkerSettings, is_trusted: Callable[[str], bool]) -> None:
     """Reads headers on disk, so call it off the event loop.
 
+    A plan whose artifact is refused passes if its fallback for that does: the engine meets the same problem, tells it
+    and takes the fallback.
+
     Raises:
         InvalidRequestError: a field that no plan may leave out.
         PlanRefusedError: the plan asks for what this worker can't do.
         SourceRefusedError: the source is missing, outside the allowed folders, not trusted, or of another class.
         CorruptCheckpointError: a weight file is broken.
     """
+    try:
+        _check_candidate(plan, settings, is_trusted)
+    except (SourceRefusedError, CorruptCheckpointError):
+        following = next((item.plan for item in plan.fallbacks if item.trigger == SOURCE_FAILED), None)
+        if following is None or not any(is_artifact(part) for part in plan.components):
+            raise
+        check_plan(following, settings, is_trusted)
+
+
+def _check_candidate(plan: plan_pb2.Plan, settings: WorkerSettings, is_trusted: Callable[[str], bool]) -> None:
     _check_fields(plan)
     _check_abilities(plan)
     folder = source_folder(plan.source, settings)
@@ -189,6 +210,12 @@ def _check_own_source(
     part: plan_pb2.ComponentPlan, settings: WorkerSettings, is_trusted: Callable[[str], bool]
 ) -> None:
     """A component that comes from elsewhere than the pipeline."""
+    if is_artifact(part):
+        if find_local(part, settings) is None and part.source.kind == HOSTED:
+            _check_trust(part.source.repo_id, settings, is_trusted)
+        if part.HasField("dense_source") and source_folder(part.dense_source, settings) is None:
+            _check_trust(part.dense_source.repo_id, settings, is_trusted)
+        return
     if part.source.kind in FILE_KINDS:
         file = source_file(part.source, settings)
         if file is None:

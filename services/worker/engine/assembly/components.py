@@ -16,13 +16,17 @@ from darkroom.rpc.errors import CorruptCheckpointError, DarkroomError, KernelFai
 from darkroom.v1 import generation_pb2, plan_pb2
 from services.worker.checkpoint_files import read_json
 from services.worker.component_files import FILE_KINDS, GGUF
+from services.worker.engine.assembly import artifacts
 from services.worker.engine.assembly.random_weights import RANDOM, make_random
 from services.worker.engine.assembly.stage import DTYPES, Assembly, Stage, explain
 from services.worker.engine.reporting import LoadReporter
 
+# Of an artifact, between two reports.
+TOLD_BYTES = 64 * 2**20
+
 
 class ComponentsStage(Stage):
-    """Reads the weights, dense, in the plan's types."""
+    """Reads the weights: dense, in the plan's types, or quantised beforehand."""
 
     name = "components"
 
@@ -36,7 +40,10 @@ class ComponentsStage(Stage):
         for part in assembly.plan.components:
             report.check()
             report.progress(_progress(part.name, done, total))
-            if part.source.kind in FILE_KINDS:
+            if part.name in assembly.artifacts:
+                arrived = _Arrivals(part.name, done, total, report)
+                assembly.parts[part.name] = artifacts.read(part, assembly, arrived)
+            elif part.source.kind in FILE_KINDS:
                 assembly.parts[part.name] = _read_file(assembly, index.get(part.name), part)
             elif part.name in assembly.sources:
                 assembly.parts[part.name] = _read(assembly.sources[part.name], class_of(part), part)
@@ -55,6 +62,21 @@ class ComponentsStage(Stage):
 
     def explain(self, failure: Exception) -> DarkroomError:
         return explain_reading(failure)
+
+
+class _Arrivals:
+    """Tells bytes of a component as they come, and stops when asked to."""
+
+    def __init__(self, name: str, done: int, total: int, report: LoadReporter) -> None:
+        self._name, self._done, self._total, self._report = name, done, total, report
+        self._told = done
+
+    def __call__(self, count: int) -> None:
+        self._report.check()
+        self._done += count
+        if self._done - self._told >= TOLD_BYTES:
+            self._told = self._done
+            self._report.progress(_progress(self._name, min(self._done, self._total), self._total))
 
 
 def explain_reading(failure: Exception) -> DarkroomError:

@@ -28,7 +28,7 @@ def fetch(source: checkpoint_pb2.CheckpointSource, report: LoadReporter, without
     Args:
         source: on the Hub.
         report: told of bytes.
-        without: components whose weights come from elsewhere and stay behind.
+        without: components whose weights come from elsewhere and stay behind; an empty name means all weights.
 
     Raises:
         SourceRefusedError: it is gated, absent, or the Hub can't be reached.
@@ -59,7 +59,7 @@ def _wanted(source: checkpoint_pb2.CheckpointSource, without: Sequence[str]) -> 
         "repo_id": source.repo_id,
         "revision": source.revision or None,
         "allow_patterns": [source.file] if source.file else list(PATTERNS),
-        "ignore_patterns": [f"{name}/*.safetensors" for name in without],
+        "ignore_patterns": [f"{name}/*.safetensors" if name else "*.safetensors" for name in without],
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from darkroom.modeling.quantise import Quantised, quantise
 from darkroom.rpc.logs import log
 from darkroom.v1 import device_pb2, generation_pb2, plan_pb2
+from services.worker.engine.assembly.artifacts import told
 from services.worker.engine.assembly.stage import DTYPES, Assembly, Stage
 from services.worker.engine.reporting import LoadReporter
 
@@ -25,7 +26,10 @@ class QuantisationStage(Stage):
         for part in assembly.plan.components:
             report.check()
             scheme = scheme_name(part.scheme)
-            if part.scheme not in (NONE, GGUF):
+            if part.name in assembly.artifacts:
+                # Its layers are in the scheme already, and counted against the filter when it was read.
+                reasons.append(f"{part.name}: {told(assembly.artifacts[part.name])}")
+            elif part.scheme not in (NONE, GGUF):
                 report.progress(_progress(part.name))
                 done = _quantise(assembly, part, report)
                 reasons.append(f"{part.name}: {_told(done)}")

@@ -10,8 +10,10 @@ from pathlib import Path
 
 from darkroom.rpc.errors import DarkroomError
 from darkroom.v1 import checkpoint_pb2
+from services.worker.artifact_sources import is_artifact
 from services.worker.checkpoint_files import check_component_folder, check_pipeline_folder
 from services.worker.component_files import FILE_KINDS, read_file_header, source_file
+from services.worker.engine.assembly.artifacts import obtain
 from services.worker.engine.assembly.components import explain_reading
 from services.worker.engine.assembly.fetching import fetch
 from services.worker.engine.assembly.fitting import check_fit
@@ -40,15 +42,26 @@ class SourceStage(Stage):
             check_classes(assembly.folder, [part for part in plan.components if not part.HasField("source")])
             check_fit(plan, assembly.settings)
         for part in plan.components:
-            if part.HasField("source"):
+            if part.HasField("dense_source"):
+                assembly.sources[part.name] = _without_weights(part.dense_source, assembly, report)
+            if is_artifact(part):
+                assembly.artifacts[part.name] = obtain(part, assembly, report)
+            elif part.HasField("source"):
                 assembly.sources[part.name] = _own_source(assembly, part.source, report)
 
     def undo(self, assembly: Assembly) -> None:
         assembly.folder = None
         assembly.sources.clear()
+        assembly.artifacts.clear()
 
     def explain(self, failure: Exception) -> DarkroomError:
         return explain_reading(failure)
+
+
+def _without_weights(source: checkpoint_pb2.CheckpointSource, assembly: Assembly, report: LoadReporter) -> Path:
+    """The folder of a component whose weights come as an artifact: its configuration and tokenizer."""
+    folder = source_folder(source, assembly.settings) or fetch(source, report, without=[source.subfolder])
+    return folder / source.subfolder
 
 
 def _own_source(assembly: Assembly, source: checkpoint_pb2.CheckpointSource, report: LoadReporter) -> Path:

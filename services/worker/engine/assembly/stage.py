@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import torch
 
+from darkroom.artifacts.folder import LocalArtifact
 from darkroom.rpc.errors import (
     CorruptCheckpointError,
     DarkroomError,
@@ -22,6 +23,7 @@ from darkroom.rpc.errors import (
     SourceRefusedError,
 )
 from darkroom.v1 import generation_pb2, plan_pb2
+from services.worker.artifact_sources import PickledArtifact
 from services.worker.config import WorkerSettings
 from services.worker.engine.reporting import LoadReporter
 
@@ -60,6 +62,8 @@ class Assembly:
     folder: Path | None = None
     # Folders of components that come from elsewhere.
     sources: dict[str, Path] = field(default_factory=dict)
+    # Artifacts that components are read from.
+    artifacts: dict[str, LocalArtifact | PickledArtifact] = field(default_factory=dict)
     parts: dict[str, torch.nn.Module] = field(default_factory=dict)
     pipeline: Any = None
     # Text encoders that leave the device once the prompt is encoded.
