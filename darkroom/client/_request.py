@@ -49,6 +49,8 @@ class RequestFields(TypedDict, total=False):
     """0 to 2**64 - 1; None draws one, which the picture tells."""
     format: Literal["png", "jpeg", "webp"]
     """File format; PNG where nothing is said."""
+    allows_constant: bool
+    """True returns a picture of one exact colour instead of failing on it."""
     preferences: plan_pb2.PlanPreferences | None
     """How the model should be planned, if this request has to load it."""
     priority: Literal["low", "normal", "high"] | None

@@ -38,6 +38,7 @@ def admit(request: generation_pb2.GenerationRequest, find_model: FindModel) -> g
     model = find_model(request.model)
     full = _filled(request, model)
     violations = {
+        **_input_violations(model),
         **_text_violations(full, model.limits),
         **_size_violations(full, model),
         **_number_violations(full, model),
@@ -102,6 +103,12 @@ def _filled(request: generation_pb2.GenerationRequest, model: model_pb2.Model) -
     if full.format == generation_pb2.OUTPUT_FORMAT_UNSPECIFIED:
         full.format = generation_pb2.OUTPUT_FORMAT_PNG
     return full
+
+
+def _input_violations(model: model_pb2.Model) -> dict[str, str]:
+    if model.limits.image_input != model_pb2.IMAGE_INPUT_REQUIRED:
+        return {}
+    return {"request.model": f"{model.name} needs an input image, which requests can't carry yet"}
 
 
 def _text_violations(request: generation_pb2.GenerationRequest, limits: model_pb2.GenerationLimits) -> dict[str, str]:

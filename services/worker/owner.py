@@ -30,7 +30,7 @@ from services.worker.engine_process import EngineProcess
 from services.worker.keeper import EngineKeeper
 from services.worker.lifecycle import EMPTY, GENERATING, LOADING, READY, UNLOADING, Lifecycle
 from services.worker.loads import Load
-from services.worker.plan_checks import contradiction, fallbacks, plan_that_fits
+from services.worker.plan_checks import check_call, contradiction, fallbacks, plan_that_fits
 from services.worker.runs import Run
 from services.worker.watchdog import ProgressWatch
 
@@ -199,6 +199,7 @@ class DeviceOwner:
         loaded, engine = self.loaded, self.keeper.engine
         if loaded is None or engine is None or loaded.plan.model != run.model:
             raise not_loaded(run.model, loaded)
+        check_call(loaded.plan)
         self.lifecycle.enter(GENERATING)
         command = engine_pb2.EngineCommand(command_id=engine.next_id(), generate=engine_pb2.EngineGenerate(items=items))
         watch = ProgressWatch(loaded.plan.idle, generation_pb2.PHASE_ENCODING, time.monotonic)

@@ -201,6 +201,13 @@ def check_items(items: list[worker_pb2.RunItem]) -> None:
         raise InvalidRequestError(problems)
 
 
+def check_call(plan: plan_pb2.Plan) -> None:
+    """Raises InvalidRequestError if requests can't bring what the pipeline is called with."""
+    if plan.call.needs_image:
+        text = f"{plan.model} changes a picture that the request brings, and requests can't bring one yet"
+        raise InvalidRequestError({"items.request": text})
+
+
 def _shape(item: worker_pb2.RunItem) -> tuple[float, ...]:
     request = item.request
     return (request.width, request.height, request.steps, request.guidance)

@@ -20,7 +20,7 @@ from services.worker.engine.assembly.caching import renew_cache
 from services.worker.engine.assembly.rules import called_by_rules
 from services.worker.engine.assembly.stage import Assembly
 from services.worker.engine.observing import Observer, observed
-from services.worker.engine.pictures import describe, encode, quantise_pixels
+from services.worker.engine.pictures import check_variety, describe, encode, quantise_pixels
 from services.worker.engine.prompts import prompt_engagement
 from services.worker.engine.reporting import ItemReporter
 
@@ -93,9 +93,10 @@ def _deliver(
 ) -> None:
     """Hands one picture to its report. Raises BrokenOutputError."""
     pixels_HWC = quantise_pixels(values_HWC)
+    constant = check_variety(pixels_HWC, request.allows_constant)
     data, content_type = encode(pixels_HWC, request.format)
     output = describe(data, content_type, pixels_HWC, request.seed)
-    output.engagements.extend(engagements)
+    output.engagements.extend([*engagements, *([constant] if constant is not None else [])])
     if (output.width, output.height) != (request.width, request.height):
         asked, got = f"{request.width}x{request.height}", f"{output.width}x{output.height}"
         reason = "the pipeline moved the size to its own lattice"

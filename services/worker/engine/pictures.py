@@ -32,15 +32,27 @@ def quantise_pixels(values_HWC: NDArray[np.float32]) -> NDArray[np.uint8]:
         values_HWC: float32 in 0..1.
 
     Raises:
-        BrokenOutputError: a value is not finite, or every pixel is the same.
+        BrokenOutputError: a value is not finite.
     """
     if not np.isfinite(values_HWC).all():
         raise BrokenOutputError("the decoded picture holds values that are not finite", problem="non_finite_picture")
     pixels_HWC: NDArray[np.uint8] = (values_HWC * 255).round().astype(np.uint8)
-    if (pixels_HWC == pixels_HWC[:1, :1]).all():
-        colour = ",".join(map(str, pixels_HWC[0, 0].tolist()))
-        raise BrokenOutputError(f"every pixel of the picture is the same ({colour})", problem="constant_picture")
     return pixels_HWC
+
+
+def check_variety(pixels_HWC: NDArray[np.uint8], allows_constant: bool) -> generation_pb2.Engagement | None:
+    """Returns what is told of a picture of one colour where the caller allows one; None for any other picture.
+
+    Raises:
+        BrokenOutputError: every pixel is the same, and that is not allowed.
+    """
+    if not (pixels_HWC == pixels_HWC[:1, :1]).all():
+        return None
+    colour = ",".join(map(str, pixels_HWC[0, 0].tolist()))
+    if not allows_constant:
+        raise BrokenOutputError(f"every pixel of the picture is the same ({colour})", problem="constant_picture")
+    reason = f"every pixel is the same ({colour}), which the caller allows"
+    return generation_pb2.Engagement(knob="constant_picture", requested="allowed", engaged="returned", reason=reason)
 
 
 def encode(pixels_HWC: NDArray[np.uint8], format_number: int) -> tuple[bytes, str]:

@@ -11,10 +11,13 @@ from typing import Any
 import diffusers
 
 from darkroom.rpc.errors import PlanRefusedError
+from darkroom.v1 import plan_pb2
 from services.worker.engine.assembly.random_weights import make_pipeline
 from services.worker.engine.assembly.rules import extra_parts
 from services.worker.engine.assembly.stage import DTYPES, Assembly, Stage
 from services.worker.engine.reporting import LoadReporter
+
+DENOISER = plan_pb2.COMPONENT_ROLE_DENOISER
 
 
 class PipelineStage(Stage):
@@ -30,12 +33,18 @@ class PipelineStage(Stage):
             raise PlanRefusedError(f"diffusers {diffusers.__version__} has no pipeline {name!r}")
         assembly.pipeline = _made(assembly, pipeline_class)
         assembly.pipeline.set_progress_bar_config(disable=True)
-        denoiser = next(iter(assembly.parts.values()))
-        wanted, found = DTYPES[assembly.plan.compute_type], next(denoiser.parameters()).dtype
-        assembly.engage("compute_type", resolved=_name(wanted), engaged=_name(found))
+        self._engage(assembly)
 
     def undo(self, assembly: Assembly) -> None:
         assembly.pipeline = None
+
+    def _engage(self, assembly: Assembly) -> None:
+        """Tells the type that the denoiser computes in, and why it is not the one that was wanted."""
+        plan = assembly.plan
+        name = next((part.name for part in plan.components if part.role == DENOISER), plan.components[0].name)
+        promoted = (reason.sentence for reason in plan.reasons if reason.code == "FLOAT16_PROMOTED")
+        wanted, found = DTYPES[plan.compute_type], assembly.parts[name].dtype
+        assembly.engage("compute_type", resolved=_name(wanted), engaged=_name(found), reason=next(promoted, ""))
 
 
 def _made(assembly: Assembly, pipeline_class: Any) -> Any:
