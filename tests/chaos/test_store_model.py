@@ -33,7 +33,7 @@ from services.gateway.store.vocabulary import Bounds, Setback, Wish
 from tests.fakes.gateway import redis_program
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(300)]
-LEASE_MS, START_MS = 1000, 1_700_000_000_000
+LEASE_MS, START_MS, PATIENCE_MS = 1000, 1_700_000_000_000, 10_000
 MOST_DEATHS = 2
 QUEUED, RUNNING = job_pb2.JOB_STATE_QUEUED, job_pb2.JOB_STATE_RUNNING
 SUCCEEDED, FAILED, CANCELLED = job_pb2.JOB_STATE_SUCCEEDED, job_pb2.JOB_STATE_FAILED, job_pb2.JOB_STATE_CANCELLED
@@ -63,6 +63,11 @@ class ModelJob:
     lease_ends_ms: int = 0
     attempts: int = 0
     is_cancel_wanted: bool = False
+    shape: str = ""
+    # Its engine died: it runs with no other.
+    is_alone: bool = False
+    # When another job first went before it at the head of the line.
+    passed_ms: int | None = None
     setbacks: dict[Setback, int] = field(default_factory=lambda: dict.fromkeys(Setback, 0))
     kept: int = 0
     # Changes of state and progress, in all.
@@ -112,7 +117,8 @@ class StoreModel(RuleBasedStateMachine):
     def submit(self, number: int, body: str) -> Any:
         request_id = str(uuid.UUID(int=number)) if number else ""
         request = generation_pb2.GenerationRequest(model="m", prompt=body)
-        call = self.jobs.submit(request, "kind", request_id, body, Bounds(100, 100))
+        shape = f"8x8 {body}"
+        call = self.jobs.submit(request, "kind", request_id, body, Bounds(100, 100), shape=shape)
         first = self.requests.get(request_id) if request_id else None
         if first is not None and first[1] != body:
             with pytest.raises(RequestIdReusedError):
@@ -123,7 +129,7 @@ class StoreModel(RuleBasedStateMachine):
             assert job_id == first[0]
             return multiple()
         assert job_id not in self.model
-        self.model[job_id] = ModelJob()
+        self.model[job_id] = ModelJob(shape=shape)
         if request_id:
             self.requests[request_id] = (job_id, body)
         return job_id
@@ -147,22 +153,45 @@ class StoreModel(RuleBasedStateMachine):
 
     # -- gateways ---------------------------------------------------------------------------------------------------
 
-    @rule(target=claims, worker=st.sampled_from(WORKERS))
-    def claim(self, worker: str) -> Any:
-        waiting = self.run(_awaited(self.client.zrange("darkroom:queue", 0, -1)))
-        answer = self.run(self.jobs.claim(worker, "", [], 10.0, LEASE_MS / 1000))
+    @rule(target=claims, worker=st.sampled_from(WORKERS), room=st.integers(1, 3))
+    def claim(self, worker: str, room: int) -> Any:
+        """One job, or several of one shape under one token."""
+        waiting = [found.decode() for found in self.run(_awaited(self.client.zrange("darkroom:queue", 0, -1)))]
+        rooms = {"8x8": room}
+        answer = self.run(self.jobs.claim(worker, "kind", [], PATIENCE_MS / 1000, LEASE_MS / 1000, rooms))
         is_held = any(job.state == RUNNING and job.worker == worker for job in self.model.values())
         if is_held or not waiting:
             assert answer == float("inf")
             return multiple()
         assert isinstance(answer, Claim)
-        assert answer.job.id == waiting[0].decode(), "the head of the line goes first"
-        job = self.model[answer.job.id]
-        job.worker, job.kept = worker, 0
-        job.attempts += 1
-        self.take(answer, job)
-        job.enter(RUNNING)
-        return answer
+        claims = [answer, *answer.others]
+        assert [claim.job.id for claim in claims] == self.batch(waiting, room)
+        assert {claim.run_id for claim in claims} == {answer.run_id}
+        self.take(claims)
+        for claim in claims:
+            job = self.model[claim.job.id]
+            job.worker, job.kept = worker, 0
+            job.attempts += 1
+            job.enter(RUNNING)
+        return multiple(*claims)
+
+    def batch(self, waiting: list[str], room: int) -> list[str]:
+        """What should be taken: the head of the line, and those of its shape that may go with it, in line."""
+        head, *line = waiting
+        taken = [head]
+        for job_id in list(line):
+            job = self.model[job_id]
+            is_alike = job.shape == self.model[head].shape and not job.is_alone and not self.model[head].is_alone
+            if len(taken) == room or not is_alike:
+                continue
+            first = self.model[line[0]]
+            if first is not job:
+                if first.passed_ms is not None and self.now_ms - first.passed_ms >= PATIENCE_MS:
+                    continue
+                first.passed_ms = self.now_ms if first.passed_ms is None else first.passed_ms
+            line.remove(job_id)
+            taken.append(job_id)
+        return taken
 
     @rule(target=claims)
     def adopt(self) -> Any:
@@ -177,16 +206,25 @@ class StoreModel(RuleBasedStateMachine):
             return multiple()
         assert answer is not None
         assert abandoned[answer.job.id] == min(abandoned.values())
-        job = self.model[answer.job.id]
-        assert (answer.run_sequence, answer.job.attempts) == (job.kept, job.attempts)
-        self.take(answer, job)
-        return answer
+        claims = [answer, *answer.others]
+        worker = self.model[answer.job.id].worker
+        beside = {job_id for job_id, job in self.model.items() if job.state == RUNNING and job.worker == worker}
+        assert sorted(claim.job.id for claim in claims) == sorted(beside), "what runs together is adopted together"
+        for claim in claims:
+            job = self.model[claim.job.id]
+            assert (claim.run_sequence, claim.job.attempts) == (job.kept, job.attempts)
+        self.take(claims)
+        return multiple(*claims)
 
-    def take(self, claim: Claim, job: ModelJob) -> None:
-        """A new token, higher than all before, and a new lease."""
-        assert claim.token.counter > self.tokens
-        self.tokens = job.token = claim.token.counter
-        job.lease_ends_ms = self.now_ms + LEASE_MS
+    def take(self, claims: list[Claim]) -> None:
+        """One new token, higher than all before, and new leases."""
+        assert claims[0].token.counter > self.tokens
+        self.tokens = claims[0].token.counter
+        for claim in claims:
+            job = self.model[claim.job.id]
+            assert claim.token.counter == self.tokens
+            job.token = self.tokens
+            job.lease_ends_ms = self.now_ms + LEASE_MS
 
     def holds(self, claim: Claim) -> bool:
         """True if the claim is the newest of a running job."""
@@ -240,7 +278,10 @@ class StoreModel(RuleBasedStateMachine):
         job.setbacks[setback] += 1
         if setback is Setback.RELEASED:
             job.attempts -= 1
-        job.enter(FAILED if setback is not Setback.RELEASED and job.setbacks[setback] >= MOST_DEATHS else QUEUED)
+        job.is_alone |= setback in (Setback.DEATH, Setback.SUSPECT)
+        job.passed_ms = 0
+        is_charged = setback in (Setback.DEATH, Setback.LOST)
+        job.enter(FAILED if is_charged and job.setbacks[setback] >= MOST_DEATHS else QUEUED)
 
     def settles(self, claim: Claim, call: Coroutine[Any, Any, None]) -> bool:
         """Makes a call that ends an attempt; returns True if it counts."""
@@ -284,13 +325,12 @@ class StoreModel(RuleBasedStateMachine):
         queue = self.run(_awaited(self.client.zrange("darkroom:queue", 0, -1)))
         assert set(queue) == {job_id.encode() for job_id, job in jobs if job.state == QUEUED}
         for worker in WORKERS:
-            held = self.run(_awaited(self.client.hmget(f"darkroom:worker:{worker}", "job", "token")))
-            running = [
-                [job_id.encode(), b"%d" % job.token]
+            held = self.run(_awaited(self.client.hgetall(f"darkroom:worker:{worker}")))
+            assert held == {
+                job_id.encode(): b"%d" % job.token
                 for job_id, job in jobs
                 if job.state == RUNNING and job.worker == worker
-            ]
-            assert running == ([held] if held[0] else [])
+            }
 
 
 async def _awaited(call: Any) -> Any:
@@ -349,6 +389,7 @@ def clocked_scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("prelude", "if held[2] ~= token then return 'stale' end", ""),
         ("prelude", "redis.call('ZREM', P .. 'leases', id)", ""),
         ("adopt", "'-inf', whole(now_ms())", "'-inf', '+inf'"),
+        ("claim", "if #answer >= 4 + 2 * room then break end", ""),
     ],
 )
 def test_the_model_notices_a_script_without_its_guard(

@@ -44,6 +44,7 @@ class Asking:
         bounds: Bounds,
         terms: job_pb2.JobTerms | None = None,
         tenant: str = DEFAULT_TENANT,
+        shape: str = "",
     ) -> job_pb2.Job:
         """Accepts a job; it is on disk when this returns.
 
@@ -55,6 +56,7 @@ class Asking:
             bounds: of the queue.
             terms: checked.
             tenant: whose it is.
+            shape: jobs of one shape may run as one batch; it begins with the size, as 512x512. "" runs alone.
 
         Raises:
             RequestIdReusedError: another request had this id.
@@ -76,6 +78,7 @@ class Asking:
             tenant,
             bounds.in_all,
             bounds.of_tenant,
+            shape,
             lasting=True,
         )
         return _accepted(answer, request_id, bounds)

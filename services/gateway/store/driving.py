@@ -5,7 +5,7 @@ Knows nothing of workers' addresses. Invariant: a stale token changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from darkroom.rpc.errors import (
     CancelledError,
@@ -26,9 +26,23 @@ class Driving:
     _store_candidate: str
 
     async def claim(
-        self, worker_id: str, loaded_kind: str, elsewhere: Sequence[str], patience_s: float, lease_s: float
+        self,
+        worker_id: str,
+        loaded_kind: str,
+        elsewhere: Sequence[str],
+        patience_s: float,
+        lease_s: float,
+        rooms: Mapping[str, int] | None = None,
     ) -> Claim | float:
-        """Takes the next job for a free worker.
+        """Takes the next job for a free worker, and those of its shape with it that the worker has room for.
+
+        Args:
+            worker_id: of the worker.
+            loaded_kind: of jobs that its loaded plan is good for, or "".
+            elsewhere: kinds that other workers have loaded.
+            patience_s: how long the head of the line may be passed over.
+            lease_s: length of the leases.
+            rooms: by size, as 512x512, how many pictures the loaded plan has room for at once; one where absent.
 
         Returns:
             The claim, or how many seconds to wait for more than a new job; infinite where only a new job helps.
@@ -41,19 +55,20 @@ class Driving:
             to_ms(lease_s),
             self._store_candidate,
             LATE.SerializeToString(),
+            " ".join(f"{size}={most}" for size, most in (rooms or {}).items()),
             *elsewhere,
             lasting=True,
         )
         if answer[0] == b"claimed":
-            return claim_of(*answer[1:6], is_adopted=False)
+            return claim_of(answer[1:], is_adopted=False)
         if answer[0] == b"none" and answer[1] >= 0:
             return max(0.02, int(answer[1]) / 1000)
         return float("inf")
 
     async def adopt(self, lease_s: float) -> Claim | None:
-        """Takes over one running job that its gateway abandoned, if there is one."""
+        """Takes over one running job that its gateway abandoned, if there is one, with all that runs beside it."""
         answer = await self._scripts.call("adopt", to_ms(lease_s), lasting=True)
-        return claim_of(*answer[:5], is_adopted=True) if answer else None
+        return claim_of(answer, is_adopted=True) if answer else None
 
     async def renew(self, claim: Claim, lease_s: float) -> Wish:
         """Prolongs a lease; returns what somebody wants of the job. Raises StaleTokenError."""

@@ -20,7 +20,7 @@ One server, not a cluster: scripts derive names from ids.
 | darkroom:queue:KIND | zset by place | while jobs wait | the same jobs, by model and preferences: affinity |
 | darkroom:deadlines | zset by server ms | until their jobs end | when jobs that have a deadline must have ended |
 | darkroom:leases | zset by server ms | while jobs run | when each running job counts as abandoned by its gateway |
-| darkroom:worker:ID | hash job, token | while a job runs on it | one job a worker, whoever claims |
+| darkroom:worker:ID | hash job to token | while jobs run on it | one claim a worker, of one job or one batch |
 | darkroom:operator:ID | string token | at most one lease | an operator's load holds the worker like a job |
 | darkroom:state:N | zset by name | until retention ends | ids of the jobs in state N: lists |
 | darkroom:dead | zset by name | until re-driven or forgotten | ids of the jobs that are tried no more: dead letters |
@@ -30,11 +30,12 @@ One server, not a cluster: scripts derive names from ids.
 Fields of a job: request, terms, tenant, created_ms, started_ms, finished_ms, deadline_ms, state, attempts, worker,
 seq, state_seq, progress, output, bytes (of the output's file), error, kind, request_id, redriven_as, redriven_from,
 failed_attempts (messages, one after the other). Never shown: token (of the newest claim), run and run_seq (name of
-the run on the worker and its last event kept here), place (in line; a job that returns to it keeps its place),
+the run on the worker and its last event kept here), shape (jobs of one shape may run together), alone (once its engine
+died, it runs with no other), place (in line; a job that returns to it keeps its place),
 passed_ms (when another job first went before it at the head of the line), cancel (asked for), lost and deaths (how
 often a worker was lost, an engine died), terminal_writes (never above 1).
-Of an ended job only what is shown, token, lost, deaths and terminal_writes stay; of a failed one place and kind as
-well.
+Of an ended job only what is shown, token, lost, deaths and terminal_writes stay; of a failed one place, kind and shape
+as well.
 Protobuf values are opaque bytes to Redis; times are the server's clock in milliseconds.
 """
 

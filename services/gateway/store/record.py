@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from google.protobuf import timestamp_pb2
 
@@ -30,6 +31,8 @@ class Claim:
     is_adopted: bool
     # The job's deadline on this machine's monotonic clock; None without one. Not earlier than by the server's clock.
     ends_at: float | None = None
+    # Claims of the jobs that run with it as one batch, under the same token.
+    others: tuple[Claim, ...] = ()
 
     @property
     def left_s(self) -> float | None:
@@ -78,17 +81,24 @@ def set_time(target: timestamp_pb2.Timestamp, milliseconds: bytes) -> None:
         target.FromMilliseconds(int(milliseconds))
 
 
-def claim_of(
-    job_id: bytes, counter: bytes, store_id: bytes, record: Sequence[bytes], now_ms: bytes, *, is_adopted: bool
-) -> Claim:
-    """Returns the claim that a script's answer describes."""
-    fields = fields_of(record)
+def claim_of(answer: Sequence[Any], *, is_adopted: bool) -> Claim:
+    """Returns the claim that a script's answer describes: token, store, now, then id and record of each job."""
+    counter, store_id, now_ms, *jobs = answer
+    token = worker_pb2.FencingToken(store_id=store_id.decode(), counter=int(counter))
+    first, *others = (
+        _claim(job_id, token, fields_of(record), int(now_ms), is_adopted)
+        for job_id, record in zip(jobs[::2], jobs[1::2], strict=True)
+    )
+    return replace(first, others=tuple(others))
+
+
+def _claim(job_id: bytes, token: worker_pb2.FencingToken, fields: Fields, now_ms: int, is_adopted: bool) -> Claim:
     deadline_ms = fields.get(b"deadline_ms")
     return Claim(
         job=job_message(job_id.decode(), fields),
-        token=worker_pb2.FencingToken(store_id=store_id.decode(), counter=int(counter)),
+        token=token,
         run_id=fields[b"run"].decode(),
         run_sequence=int(fields.get(b"run_seq", 0)),
         is_adopted=is_adopted,
-        ends_at=time.monotonic() + (int(deadline_ms) - int(now_ms)) / 1000 if deadline_ms else None,
+        ends_at=time.monotonic() + (int(deadline_ms) - now_ms) / 1000 if deadline_ms else None,
     )

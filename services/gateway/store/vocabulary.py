@@ -48,6 +48,8 @@ class Setback(enum.StrEnum):
     RELEASED = "released"
     LOST = "lost"
     DEATH = "death"
+    # The engine died while it made several jobs' pictures together: nobody knows whose fault it was.
+    SUSPECT = "suspect"
 
 
 def check_job_id(job_id: str) -> None:

@@ -1,13 +1,21 @@
--- Takes over one running job whose lease ran out: same attempt, same worker, same run, a higher token.
--- ARGV: lease in ms. Returns {id, token, store, record, now} or {}.
+-- Takes over the running jobs of one worker, of which one's lease ran out: same attempts, same worker, same runs, one
+-- higher token. A batch is adopted whole, for the worker obeys only the newest token.
+-- ARGV: lease in ms. Returns {token, store, now, id, record, id, record...} or {}.
+local function take(id, worker, token, answer)
+  hold(id, worker, token, ARGV[1])
+  answer[#answer + 1] = id
+  answer[#answer + 1] = record(id)
+end
 for _, id in ipairs(redis.call('ZRANGE', P .. 'leases', '-inf', whole(now_ms()), 'BYSCORE', 'LIMIT', 0, 16)) do
   if redis.call('HGET', job_key(id), 'state') == RUNNING then
     local token = next_token()
     local worker = redis.call('HGET', job_key(id), 'worker')
-    redis.call('HSET', job_key(id), 'token', token)
-    redis.call('HSET', P .. 'worker:' .. worker, 'job', id, 'token', token)
-    lease(id, ARGV[1])
-    return {id, token, redis.call('GET', P .. 'store'), record(id), whole(now_ms())}
+    local answer = {token, redis.call('GET', P .. 'store'), whole(now_ms())}
+    take(id, worker, token, answer)
+    for _, other in ipairs(redis.call('HKEYS', P .. 'worker:' .. worker)) do
+      if other ~= id then take(other, worker, token, answer) end
+    end
+    return answer
   end
   redis.call('ZREM', P .. 'leases', id)
 end

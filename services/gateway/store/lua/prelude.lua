@@ -81,9 +81,8 @@ end
 local function free_worker(id)
   redis.call('ZREM', P .. 'leases', id)
   local worker = redis.call('HGET', job_key(id), 'worker')
-  if worker and redis.call('HGET', P .. 'worker:' .. worker, 'job') == id then
-    redis.call('DEL', P .. 'worker:' .. worker)
-  end
+  -- The worker is free once the last job of its batch has left it.
+  if worker then redis.call('HDEL', P .. 'worker:' .. worker, id) end
   if redis.call('EXISTS', P .. 'queue') == 1 then ring('q') end
 end
 
@@ -102,8 +101,8 @@ local function finish(id, state, output, problem, bytes)
   end
   redis.call('HINCRBY', key, 'terminal_writes', 1)
   -- A record is kept for long: what only a waiting or running job needs goes. A dead one may be re-driven.
-  redis.call('HDEL', key, 'run', 'run_seq', 'passed_ms', 'cancel')
-  if state ~= FAILED then redis.call('HDEL', key, 'place', 'kind') end
+  redis.call('HDEL', key, 'run', 'run_seq', 'passed_ms', 'cancel', 'alone')
+  if state ~= FAILED then redis.call('HDEL', key, 'place', 'kind', 'shape') end
   enter(id, state)
   redis.call('PEXPIRE', P .. 'events:' .. id, EVENTS_KEPT_AFTER_END_MS)
 end
@@ -149,7 +148,7 @@ local function accept(job)
   local id = string.format('%012x', now) .. job.suffix
   local place = next_place(job.tenant, job.rank)
   redis.call('HSET', job_key(id), 'request', job.request, 'created_ms', whole(now), 'attempts', '0', 'place',
-    whole(place), 'kind', job.kind, 'request_id', job.request_id)
+    whole(place), 'kind', job.kind, 'shape', job.shape, 'request_id', job.request_id)
   if job.tenant ~= 'default' then redis.call('HSET', job_key(id), 'tenant', job.tenant) end
   if job.terms ~= '' then redis.call('HSET', job_key(id), 'terms', job.terms) end
   if job.deadline_ms > 0 then
@@ -165,6 +164,13 @@ local function accept(job)
   enter(id, QUEUED)
   ring('q')
   return id
+end
+
+-- Gives a job to a worker, or to another gateway on the same one.
+local function hold(id, worker, token, lease_ms)
+  redis.call('HSET', job_key(id), 'token', token)
+  redis.call('HSET', P .. 'worker:' .. worker, id, token)
+  lease(id, lease_ms)
 end
 
 local function record(id) return redis.call('HGETALL', job_key(id)) end

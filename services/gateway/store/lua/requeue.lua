@@ -1,6 +1,7 @@
 -- Gives a running job back. What happened counts: 'released' burns no attempt, 'lost' is a lost worker, 'death' an
--- engine that died under a living supervisor. A job that somebody wants cancelled, or whose
--- deadline has passed, ends instead.
+-- engine that died under a living supervisor, 'suspect' one that died while it made several jobs' pictures together:
+-- which of them ended it nobody knows, so each is tried alone from now on, and charged nothing yet. A job that somebody
+-- wants cancelled, or whose deadline has passed, ends instead.
 -- ARGV: id, token, what happened, most lost workers, most deaths, error when cancelled, error when a bound is reached,
 -- error when the deadline has passed, evidence of what happened.
 -- A job that reached a bound is dead: it is listed, and can be re-driven.
@@ -33,6 +34,7 @@ elseif happened == 'lost' and redis.call('HINCRBY', key, 'lost', 1) >= tonumber(
 elseif happened == 'death' and redis.call('HINCRBY', key, 'deaths', 1) >= tonumber(most_deaths) then
   return die()
 end
+if happened == 'suspect' or happened == 'death' then redis.call('HSET', key, 'alone', '1') end
 free_worker(id)
 redis.call('HDEL', key, 'progress', 'started_ms')
 -- It has waited enough: whichever worker is free next takes it, loaded or not.
