@@ -102,12 +102,15 @@ class Artifact(google.protobuf.message.Message):
     COMPONENT_FIELD_NUMBER: builtins.int
     SCHEME_FIELD_NUMBER: builtins.int
     SOURCE_FIELD_NUMBER: builtins.int
+    COMPUTE_TYPE_FIELD_NUMBER: builtins.int
     base: builtins.str
     """Model that it was made of, by its repository: "black-forest-labs/FLUX.1-dev"."""
     component: builtins.str
     """Attribute on the pipeline: "transformer", "text_encoder_2"."""
     scheme: darkroom.v1.device_pb2.Scheme.ValueType
     """How it is quantised."""
+    compute_type: builtins.str
+    """Type of what stays dense in it: "bfloat16"; empty where it is not known."""
     @property
     def source(self) -> global___CheckpointSource:
         """Where it is."""
@@ -119,9 +122,10 @@ class Artifact(google.protobuf.message.Message):
         component: builtins.str = ...,
         scheme: darkroom.v1.device_pb2.Scheme.ValueType = ...,
         source: global___CheckpointSource | None = ...,
+        compute_type: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["source", b"source"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["base", b"base", "component", b"component", "scheme", b"scheme", "source", b"source"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "component", b"component", "compute_type", b"compute_type", "scheme", b"scheme", "source", b"source"]) -> None: ...
 
 global___Artifact = Artifact
 

@@ -28,7 +28,7 @@ from services.planner.placement import (
 )
 from services.planner.question import Question
 from services.planner.sizes import Bytes, activations_of
-from services.planner.sources import CONVERTED, DISK_MARGIN_BYTES, Source, denoiser_sources, fetch_bytes
+from services.planner.sources import CONVERTED, DISK_MARGIN_BYTES, Source, denoiser_sources, fetch_bytes, replaced_parts
 from services.planner.words import SCHEME_NAMES, STAGE_NAMES, STREAMED_TIER_NAMES, TIER_NAMES, reason, size
 
 DENSE, STORAGE = device_pb2.SCHEME_NONE, device_pb2.SCHEME_FP8_STORAGE
@@ -143,7 +143,8 @@ def disk_shortfall(question: Question, candidate: Candidate, sizes: Bytes) -> pl
     seen = question.request.inspection
     if not seen.disk_free_bytes:
         return None
-    missing = fetch_bytes(question, candidate.source, sizes)
+    parts = replaced_parts(question, candidate.source, candidate.text_scheme)
+    missing = fetch_bytes(question, parts, sizes)
     if not missing or seen.disk_free_bytes >= missing + DISK_MARGIN_BYTES:
         return None
     sentence = (

@@ -13,6 +13,7 @@ from services.planner.placement import NONE
 from services.planner.question import Question
 from services.planner.recipes import base_source, component_plans, idle_budgets
 from services.planner.sizes import Bytes, is_estimate
+from services.planner.sources import replaced_parts
 from services.planner.words import SCHEME_NAMES, reason, size
 
 # Tiles that a plan asks for: half the side of the largest class's own, which do nothing below a megapixel.
@@ -20,23 +21,30 @@ TILE_SIDE = 512
 
 
 def describe(
-    question: Question, supply: Supply, sizes: Bytes, candidate: Candidate, is_eager: bool = False
+    question: Question,
+    supply: Supply,
+    sizes: Bytes,
+    candidate: Candidate,
+    *,
+    is_eager: bool = False,
+    is_dense: bool = False,
 ) -> plan_pb2.Plan:
-    """Returns the plan of a candidate, without fallbacks; an eager one compiles nothing.
+    """Returns the plan of a candidate, without fallbacks; an eager one compiles nothing, a dense one reads no artifact.
 
     Raises:
         PlanRefusedError: an explicit attention kernel or step cache can't be honoured.
     """
     variant, placement, is_video = question.variant, candidate.placement, question.workload.num_frames > 1
     compiled = None if is_eager else speed.compile_plan(question, placement, candidate.scheme)
+    artifacts = {} if is_dense else replaced_parts(question, candidate.source, candidate.text_scheme)
     needs = candidate.demand
     plan = plan_pb2.Plan(
         model=variant.name,
         family=variant.family,
         engine=question.engine,
         pipeline_class=variant.pipeline_class,
-        source=base_source(question, candidate, needs, sizes),
-        components=component_plans(question, candidate, sizes),
+        source=base_source(question, candidate, needs, sizes, artifacts),
+        components=component_plans(question, candidate, sizes, artifacts),
         compute_type=question.compute_type,
         offload=placement.tier,
         streams_text_encoders=placement.streams_text_encoders,

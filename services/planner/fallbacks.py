@@ -16,6 +16,7 @@ from services.planner.sources import CONVERTED
 
 if TYPE_CHECKING:
     Trigger: TypeAlias = plan_pb2.FallbackTrigger.ValueType
+SOURCE_FAILED = plan_pb2.FALLBACK_TRIGGER_SOURCE_FAILED
 # After this many smaller plans have run out of memory, the figures are wrong and nothing is gained by another.
 MOST_SMALLER = 2
 # A fallback that frees less than a tenth is no answer to running out of memory.
@@ -23,7 +24,7 @@ WORTHWHILE = 0.9
 
 
 class Next(NamedTuple):
-    """What follows a failure."""
+    """What follows a failure. What follows a failed artifact reads none."""
 
     trigger: Trigger
     candidate: Candidate
@@ -31,17 +32,23 @@ class Next(NamedTuple):
     is_eager: bool = False
 
 
-def fallbacks_of(chosen: Candidate, rest: Iterable[Candidate], supply: Supply, is_compiled: bool) -> list[Next]:
+def fallbacks_of(
+    chosen: Candidate, rest: Iterable[Candidate], supply: Supply, reads_artifact: bool, is_compiled: bool
+) -> list[Next]:
     """Returns what follows each failure of `chosen`, in order.
 
     Args:
         chosen: the candidate that is planned.
         rest: the candidates behind it, fastest first.
         supply: what they must fit.
+        reads_artifact: the plan reads some component from an artifact.
         is_compiled: the plan compiles, which may fail as a kernel may.
     """
     found: list[Next] = []
     wants_source, wants_kernel = chosen.source.is_prequantised, chosen.scheme in CONVERTED
+    if reads_artifact and not wants_source:
+        # Text encoders alone: the same plan, with them read dense and cast on the host.
+        found.append(Next(SOURCE_FAILED, chosen))
     plain = None if wants_kernel else chosen
     least, num_smaller = chosen.required, 0
     for candidate in rest:
@@ -50,7 +57,7 @@ def fallbacks_of(chosen: Candidate, rest: Iterable[Candidate], supply: Supply, i
         if not is_fitting(candidate, supply):
             continue
         if wants_source and not candidate.source.is_prequantised:
-            found.append(Next(plan_pb2.FALLBACK_TRIGGER_SOURCE_FAILED, candidate))
+            found.append(Next(SOURCE_FAILED, candidate))
             wants_source = False
         if wants_kernel and candidate.scheme not in CONVERTED:
             found.append(Next(plan_pb2.FALLBACK_TRIGGER_KERNEL_FAILED, candidate))

@@ -12,13 +12,14 @@ from darkroom.rpc.errors import PlanRefusedError
 from darkroom.v1 import plan_pb2, planner_service_pb2
 from services.planner.candidates import Candidate, candidates, disk_shortfall, is_fitting, shortfall
 from services.planner.description import describe
-from services.planner.fallbacks import fallbacks_of
+from services.planner.fallbacks import SOURCE_FAILED, fallbacks_of
 from services.planner.holding import hold
 from services.planner.ladder import Ladder, build_ladder
 from services.planner.memory import Supply, budget_message, supply_of
 from services.planner.placement import NONE
 from services.planner.question import Question, ask
 from services.planner.sizes import Bytes
+from services.planner.sources import ARTIFACT_KINDS
 from services.planner.words import reason, size
 
 # Candidates that do not fit; with a reason where that is not memory.
@@ -49,8 +50,12 @@ def plan(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> plan
             continue
         answer = describe(question, supply, sizes, candidate)
         _explain(answer, question, ladder, supply, rejected)
-        for trigger, other, is_eager in fallbacks_of(candidate, found, supply, answer.HasField("compile")):
-            answer.fallbacks.add(trigger=trigger, plan=describe(question, supply, sizes, other, is_eager))
+        reads_artifact = any(part.source.kind in ARTIFACT_KINDS for part in answer.components)
+        for step in fallbacks_of(candidate, found, supply, reads_artifact, answer.HasField("compile")):
+            other = describe(
+                question, supply, sizes, step.candidate, is_eager=step.is_eager, is_dense=step.trigger == SOURCE_FAILED
+            )
+            answer.fallbacks.add(trigger=step.trigger, plan=other)
         return planner_service_pb2.PlanResponse(plan=answer)
     if not rejected:
         raise PlanRefusedError(

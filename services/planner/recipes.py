@@ -15,7 +15,7 @@ from services.planner.candidates import Candidate
 from services.planner.memory import Demand
 from services.planner.question import RANDOM, Question
 from services.planner.sizes import DENOISER, TEXT_ENCODER, VAE, Bytes
-from services.planner.sources import QUANTISE, fetch_bytes, hosted
+from services.planner.sources import QUANTISE, Parts, fetch_bytes, names_artifact
 
 # Operations a second that even a poor part of its kind reaches: two processor cores, a laptop GPU.
 _WORST_FLOPS = {device_pb2.DEVICE_KIND_CPU: 2e10}
@@ -28,14 +28,16 @@ _DOWNLOAD, _ASSEMBLE, _COMPILE, _NO_COMPILE, _OTHER = (
 )
 
 
-def component_plans(question: Question, candidate: Candidate, sizes: Bytes) -> list[plan_pb2.ComponentPlan]:
-    """Returns every weighted component with its scheme, in loading order."""
+def component_plans(
+    question: Question, candidate: Candidate, sizes: Bytes, artifacts: Parts
+) -> list[plan_pb2.ComponentPlan]:
+    """Returns every weighted component with its scheme, in loading order; some are read from artifacts."""
     parts = question.variant.components.items()
-    return [_component_plan(question, candidate, sizes, name, part) for name, part in parts]
+    return [_component_plan(question, candidate, sizes, artifacts, name, part) for name, part in parts]
 
 
 def _component_plan(
-    question: Question, candidate: Candidate, sizes: Bytes, name: str, component: Component
+    question: Question, candidate: Candidate, sizes: Bytes, artifacts: Parts, name: str, component: Component
 ) -> plan_pb2.ComponentPlan:
     by_role = {DENOISER: candidate.scheme, TEXT_ENCODER: candidate.text_scheme, VAE: sizes.vae_scheme}
     wanted = by_role.get(component.role, device_pb2.SCHEME_NONE)
@@ -43,6 +45,7 @@ def _component_plan(
     is_taken = wanted == device_pb2.SCHEME_GGUF or (counted is not None and counted.num_tensors > 0)
     scheme = wanted if is_taken else device_pb2.SCHEME_NONE
     architecture = question.catalogue.architectures[component.architecture]
+    artifact = artifacts.get(name) if is_taken else None
     return plan_pb2.ComponentPlan(
         name=name,
         role=component.role,
@@ -50,7 +53,8 @@ def _component_plan(
         compute_type=component.compute_type or question.compute_type,
         weight_bytes=sizes.of(component, scheme),
         recipe=_recipe(question, component.architecture, scheme),
-        source=_component_source(question, candidate, name, component, scheme),
+        source=artifact if artifact is not None else _dense_source(question, component),
+        dense_source=component.source if artifact is not None else None,
         class_name=architecture.class_name.partition(":")[2],
         num_parameters=0 if architecture.is_estimate else question.catalogue.weights[component.architecture].parameters,
         configuration=json.dumps(architecture.config, sort_keys=True) if question.is_random else "",
@@ -70,35 +74,27 @@ def _recipe(
     return own
 
 
-def _component_source(
-    question: Question, candidate: Candidate, name: str, component: Component, scheme: device_pb2.Scheme.ValueType
-) -> checkpoint_pb2.CheckpointSource | None:
+def _dense_source(question: Question, component: Component) -> checkpoint_pb2.CheckpointSource | None:
+    """Returns where a component's own weights are; None where they come with the pipeline."""
     if question.is_random:
         return None
-    if name in candidate.source.parts:
-        return candidate.source.parts[name]
     if component.role == DENOISER and question.gguf is not None:
         return question.gguf
-    if component.role == TEXT_ENCODER and scheme != device_pb2.SCHEME_NONE:
-        is_dense_here = question.request.inspection.is_present or question.variant.source.HasField("bundled")
-        precast = None if is_dense_here else hosted(question, name, scheme)
-        if precast is not None:
-            return precast
     return component.source
 
 
 def base_source(
-    question: Question, candidate: Candidate, needs: Demand, sizes: Bytes
+    question: Question, candidate: Candidate, needs: Demand, sizes: Bytes, artifacts: Parts
 ) -> checkpoint_pb2.CheckpointSource:
-    """Returns where the pipeline is read from, and what that costs."""
+    """Returns where the pipeline is read from, and what that costs with these artifacts."""
     source = question.catalogue.source(question.variant.name)
     if question.is_random and question.wishes.source.WhichOneof("location") is None:
         source.kind = RANDOM
-    elif question.wishes.HasField("source") and question.gguf is None:
+    elif question.wishes.HasField("source") and question.gguf is None and not names_artifact(question):
         source.CopyFrom(question.wishes.source)
     if candidate.source.kind == QUANTISE and source.kind == checkpoint_pb2.CHECKPOINT_KIND_DENSE:
         source.kind = QUANTISE
-    source.fetch_bytes = fetch_bytes(question, candidate.source, sizes)
+    source.fetch_bytes = fetch_bytes(question, artifacts, sizes)
     source.transient_bytes = max([weights for _, weights, _ in needs.stages])
     source.steady_bytes = next(weights for stage, weights, _ in needs.stages if stage == plan_pb2.MEMORY_STAGE_DENOISE)
     return source

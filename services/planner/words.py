@@ -32,6 +32,7 @@ STREAMED_TIER_NAMES = {
     plan_pb2.OFFLOAD_TIER_ENCODERS: "text encoders streamed",
     plan_pb2.OFFLOAD_TIER_GROUP: "denoiser and text encoders streamed",
 }
+COMPUTE_NAMES = _names(Choice(plan_pb2.ComputeType.DESCRIPTOR))
 STAGE_NAMES = _names(Choice(plan_pb2.MemoryStage.DESCRIPTOR))
 
 
