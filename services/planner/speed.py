@@ -52,12 +52,16 @@ def compile_plan(question: Question, placement: Placement, scheme: Scheme) -> pl
         return None
     stays = placement.tier != GROUP
     is_cached = question.wishes.step_cache in (FIRST_BLOCK, MAGNITUDE)
+    is_max = question.wishes.speed_mode == MAX
     # Replaying graphs was proven on Hopper alone, with shapes fixed and all weights in place.
-    is_graphed = question.wishes.speed_mode == MAX and question.device_class == "hopper" and placement.tier == NONE
+    is_graphable = question.device_class == "hopper" and placement.tier == NONE and not question.wishes.adapters
+    is_graphed = is_max and is_graphable and not is_cached
+    is_picture = question.workload.num_frames == 1
     return plan_pb2.CompilePlan(
         fullgraph=stays and not is_cached and question.variant.compiles_fullgraph,
-        dynamic=not is_graphed or is_cached,
-        cuda_graphs=is_graphed and not is_cached,
+        dynamic=not is_graphed,
+        cuda_graphs=is_graphed,
+        vae=is_max and is_picture and not placement.tiles and placement.tier in (NONE, plan_pb2.OFFLOAD_TIER_ENCODERS),
     )
 
 

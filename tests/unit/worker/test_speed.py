@@ -13,17 +13,28 @@ import pytest
 import torch
 from diffusers.models.attention_dispatch import _AttentionBackendRegistry
 from PIL import Image
+from torch import nn
+from torch._dynamo import config as dynamo_config
 
 from darkroom.rpc.errors import CancelledError, KernelFailedError
 from darkroom.v1 import engine_pb2, plan_pb2
 from services.worker.config import WorkerSettings
+from services.worker.engine.assembly.compiling import (
+    MOST_GRAPHS,
+    RecompileCounter,
+    compile_decoder,
+    raise_limit,
+    repeated_blocks,
+)
 from services.worker.engine.assembly.line import assemble, dismantle
+from services.worker.engine.assembly.speed import SpeedStage, _compile_decoder, cuda_recorder
 from services.worker.engine.assembly.stage import Assembly
 from services.worker.engine.generation import generate
 from services.worker.engine.probing.trial import try_compiling
 from services.worker.engine.reporting import ItemReporter, LoadReporter
 from tests.engines.worker_server import item
 from tests.tiny.flux import save_tiny_flux, tiny_flux_plan
+from tests.unit.worker.test_graphs import Recorder
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
 CPU = torch.device("cpu")
@@ -47,6 +58,7 @@ def read_flags() -> tuple[Any, ...]:
     return (
         torch.get_float32_matmul_precision(),
         torch.backends.cudnn.benchmark,
+        dynamo_config.recompile_limit,
         _AttentionBackendRegistry.get_active_backend()[0],
     )
 
@@ -156,14 +168,123 @@ def test_a_cache_that_the_denoiser_can_not_take_is_told_as_off(folder: Path) -> 
 
 
 @pytest.mark.skipif(not os.environ.get("DARKROOM_TEST_EVERYTHING"), reason="compiles for a minute")
-def test_compiled_blocks_paint_what_uncompiled_ones_do(folder: Path) -> None:
+@pytest.mark.usefixtures("flags")
+def test_compiled_and_replayed_is_what_plain_is_and_off_afterwards_is_a_fresh_off_byte_for_byte(folder: Path) -> None:
     plain, _ = assembled(folder)
-    expected = np.asarray(Image.open(io.BytesIO(paint(plain))), dtype=int)
-    dismantle(plain)
-    made, knobs = assembled(folder, speed_mode=plan_pb2.SPEED_MODE_DEFAULT, compile=plan_pb2.CompilePlan(dynamic=True))
+    fresh = paint(plain)
+    expected = np.asarray(Image.open(io.BytesIO(fresh)), dtype=int)
+    plain.plan.speed_mode = plan_pb2.SPEED_MODE_MAX
+    plain.plan.compile.CopyFrom(plan_pb2.CompilePlan(fullgraph=True, cuda_graphs=True, vae=True))
+    stage = SpeedStage(lambda device: Recorder())
+    stage.apply(plain, LoadReporter(lambda event: None, lambda: False))
+    knobs = {knob.knob: knob for knob in plain.engagements}
     assert knobs["compile"].engaged == "repeated blocks"
-    computed = np.asarray(Image.open(io.BytesIO(paint(made))), dtype=int)
+    assert knobs["cuda_graphs"].engaged == "on", knobs["cuda_graphs"].reason
+    assert knobs["vae_compile"].engaged == "channels last"
+    computed = np.asarray(Image.open(io.BytesIO(paint(plain))), dtype=int)
     assert np.abs(computed - expected).max() <= 2
+    assert told(plain, side=96) == {"recompiles": "3", "cuda_graphs": "7 of 8 calls replayed"}
+    assert told(plain, side=96) == {"recompiles": "0", "cuda_graphs": "8 of 8 calls replayed"}
+    dismantle(plain)
+    again, _ = assembled(folder)
+    assert paint(again) == fresh
+    dismantle(again)
+
+
+def told(assembly: Assembly, **wishes: Any) -> dict[str, str]:
+    """What speed stages told of one picture."""
+    paint(assembly, **wishes)
+    return {knob.knob: knob.engaged for watcher in assembly.watchers for knob in watcher.engagements()}
+
+
+class Block(nn.Module):
+    """What a denoiser may repeat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.relu(self.layer(rows))
+
+
+@pytest.mark.usefixtures("flags")
+def test_code_made_anew_is_counted_and_dropped_before_pytorchs_limit_is_met() -> None:
+    forgotten: list[bool] = []
+    put_back, counter = raise_limit(), RecompileCounter(lambda: forgotten.append(True))
+    blocks = [Block(), Block()]
+    for block in blocks:
+        block.compile(backend="eager", fullgraph=True, dynamic=False)
+    for rows in range(2, MOST_GRAPHS + 4):
+        counter.begin()
+        for block in blocks:
+            block(torch.zeros(rows, 4))
+        # Blocks of one class share their code.
+        assert counter.engagements()[0].engaged == "1"
+    assert forgotten == [True]
+    counter.begin()
+    blocks[0](torch.zeros(MOST_GRAPHS + 3, 4))
+    assert (counter.engagements()[0].engaged, counter.engagements()[0].reason) == ("0", "")
+    torch.compiler.reset()
+    put_back()
+
+
+def test_blocks_are_found_by_name_or_in_the_modules_own_lists() -> None:
+    class Named(nn.Module):
+        _repeated_blocks = ("Block",)
+
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList([Block(), Block()])
+            self.heads = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    assert repeated_blocks(Named()) == {"Block"}
+    assert repeated_blocks(Listed()) == {"Block"}
+    assert not repeated_blocks(nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"offload": plan_pb2.OFFLOAD_TIER_ENCODERS}, "weights come and go"),
+        ({"adapters": plan_pb2.AdapterPlan(adapters=[plan_pb2.Adapter(reference="a/b", weight=1)])}, "adapters move"),
+        ({}, "records no graphs"),
+    ],
+)
+def test_graphs_that_can_not_be_safe_are_told_as_off(folder: Path, changes: dict[str, Any], reason: str) -> None:
+    made, _ = assembled(folder)
+    for name, value in {**changes, "compile": plan_pb2.CompilePlan(cuda_graphs=True)}.items():
+        if hasattr(value, "SerializeToString"):
+            getattr(made.plan, name).CopyFrom(value)
+        else:
+            setattr(made.plan, name, value)
+    find = (lambda device: Recorder()) if changes else cuda_recorder
+    assert SpeedStage(find)._replay(made) is None
+    assert (made.engagements[-1].knob, made.engagements[-1].engaged) == ("cuda_graphs", "off")
+    assert reason in made.engagements[-1].reason
+    assert "forward" not in vars(made.parts["transformer"])
+    dismantle(made)
+
+
+def test_graphs_are_off_with_a_step_cache(folder: Path) -> None:
+    made, _ = assembled(folder, step_cache=FIRST_BLOCK)
+    made.plan.compile.CopyFrom(plan_pb2.CompilePlan(cuda_graphs=True))
+    assert SpeedStage(lambda device: Recorder())._replay(made) is None
+    assert "step cache" in made.engagements[-1].reason
+    dismantle(made)
+
+
+def test_a_decoder_of_volumes_or_tiles_is_left_alone(folder: Path) -> None:
+    made, _ = assembled(folder)
+    made.plan.compile.CopyFrom(plan_pb2.CompilePlan(vae=True))
+    made.plan.vae_tiling = True
+    assert not _compile_decoder(made)
+    assert "tiles" in made.engagements[-1].reason
+    vae = nn.Module()
+    vae.decoder = nn.Sequential(nn.Conv3d(1, 1, 1))
+    assert "three-dimensional" in compile_decoder(vae)[0]
+    assert "no decoder" in compile_decoder(None)[0]
     dismantle(made)
 
 
