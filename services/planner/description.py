@@ -5,7 +5,7 @@ Knows nothing of the other candidates. Invariant: a fallback is described exactl
 
 from __future__ import annotations
 
-from darkroom.v1 import device_pb2, plan_pb2
+from darkroom.v1 import device_pb2, model_pb2, plan_pb2
 from services.planner import speed
 from services.planner.candidates import Candidate
 from services.planner.memory import Supply, budget_message
@@ -37,7 +37,7 @@ def describe(
     variant, placement, is_video = question.variant, candidate.placement, question.workload.num_frames > 1
     compiled = None if is_eager else speed.compile_plan(question, placement, candidate.scheme)
     artifacts = {} if is_dense else replaced_parts(question, candidate.source, candidate.text_scheme)
-    needs = candidate.demand
+    needs, step_cache = candidate.demand, speed.step_cache(question, candidate.scheme)
     plan = plan_pb2.Plan(
         model=variant.name,
         family=variant.family,
@@ -53,10 +53,10 @@ def describe(
         vae_slicing=placement.tier != NONE or question.device.has_unified_memory,
         speed_mode=speed.speed_mode(question, compiled is not None),
         attention=speed.attention(question, compiled is not None),
-        step_cache=speed.step_cache(question, candidate.scheme),
+        step_cache=step_cache,
         compile=compiled,
         adapters=_adapters(question, candidate),
-        call=variant.call,
+        call=_call(question, step_cache),
         workload=question.workload,
         memory=budget_message(supply, needs, candidate.fill),
         idle=idle_budgets(question, compiled is not None),
@@ -72,6 +72,19 @@ def describe(
     )
     plan.reasons.extend(_reasons(question, supply, candidate, plan))
     return plan
+
+
+def _call(question: Question, step_cache: plan_pb2.StepCache) -> plan_pb2.CallRecipe:
+    """Returns the family's recipe; with first-block caching every picture is made alone.
+
+    It reuses a step for all pictures of a call or for none, by how they changed together: neighbours would decide.
+    """
+    recipe = plan_pb2.CallRecipe()
+    recipe.CopyFrom(question.variant.call)
+    recipe.needs_image = question.variant.limits.image_input == model_pb2.IMAGE_INPUT_REQUIRED
+    if step_cache.kind == plan_pb2.STEP_CACHE_KIND_FIRST_BLOCK:
+        recipe.max_batch = 1
+    return recipe
 
 
 def _is_plain(candidate: Candidate) -> bool:

@@ -92,9 +92,7 @@ class DeviceOwner:
                 await self._run(run)
                 run.fail(InternalError("the engine ended the run without ending this item"))
             except (EngineDiedError, EngineHungError) as death:
-                # Items are made in order: the first without an end was being made, the others are bystanders.
-                run.fail(death, [job_id for job_id in run.job_ids if not run.has_ended(job_id)][:1])
-                run.fail(WorkerLostError(f"the engine ended before this item began: {death.message}"))
+                _blame(run, death)
             except DarkroomError as failure:
                 run.fail(_blamed(failure, run))
             except Exception as bug:  # the job boundary
@@ -202,7 +200,8 @@ class DeviceOwner:
         check_call(loaded.plan)
         self.lifecycle.enter(GENERATING)
         command = engine_pb2.EngineCommand(command_id=engine.next_id(), generate=engine_pb2.EngineGenerate(items=items))
-        watch = ProgressWatch(loaded.plan.idle, generation_pb2.PHASE_ENCODING, time.monotonic)
+        at_once = min(len(items), max(1, loaded.plan.call.max_batch))
+        watch = ProgressWatch(loaded.plan.idle, generation_pb2.PHASE_ENCODING, time.monotonic, at_once)
         run.on_stop = lambda: engine.send_cancel(command.command_id)
         run.on_cancel = lambda job_id: engine.send_cancel(command.command_id, job_id)
         async for event in engine.execute(command, watch):
@@ -235,6 +234,19 @@ def _raise_if_stopped(activity: Activity) -> None:
 def _blamed(failure: DarkroomError, activity: Activity) -> DarkroomError:
     """A cancellation is told by the reason it was asked for."""
     return activity.stopped if isinstance(failure, CancelledError) and activity.stopped is not None else failure
+
+
+def _blame(run: Run, death: DarkroomError) -> None:
+    """Ends the items of an engine that is gone; those that it had not begun are bystanders.
+
+    Of several that it was making together none can be told from the others: the error then says how many they are
+    (metadata "suspects"), and each is to be tried alone.
+    """
+    suspects = run.being_made
+    if len(suspects) > 1:
+        death = type(death)(death.message, **{**death.facts, "suspects": len(suspects)})
+    run.fail(death, suspects)
+    run.fail(WorkerLostError(f"the engine ended before this item began: {death.message}"))
 
 
 def _explained(event: worker_pb2.RunEvent, run: Run, plan: plan_pb2.Plan) -> worker_pb2.RunEvent:

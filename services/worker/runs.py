@@ -34,6 +34,7 @@ class Run(Activity):
         # Reason of each item that failed, by its name.
         self.failures: dict[str, str] = {}
         self._bytes: dict[str, int] = {}
+        self._begun: set[str] = set()
         self.touched_at = time.monotonic()
         self._log: EventLog[worker_pb2.RunEvent] = EventLog()
         self._missing: dict[str, int | None] = dict.fromkeys(self.job_ids)
@@ -64,10 +65,17 @@ class Run(Activity):
         """True when the item has its whole output, or an error."""
         return job_id not in self._missing
 
+    @property
+    def being_made(self) -> list[str]:
+        """Items that the engine has begun and that have not ended; all that have not ended where it has begun none."""
+        left = list(self._missing)
+        return [job_id for job_id in left if job_id in self._begun] or left
+
     def record(self, event: worker_pb2.RunEvent) -> None:
         """Numbers and keeps what the engine said of an item; what comes after the item's end is dropped."""
         if event.job_id not in self._missing:
             return
+        self._begun.add(event.job_id)
         event.sequence = len(self._log) + 1
         self._progressed_at = time.monotonic()
         self._log.append(event)

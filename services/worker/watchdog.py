@@ -53,10 +53,12 @@ class ProgressWatch:
         budgets: of the plan in force.
         phase: what the command begins with.
         now: a monotonic clock in seconds.
+        at_once: pictures that are made together: a step of theirs may take as many times as long.
     """
 
-    def __init__(self, budgets: plan_pb2.IdleBudgets, phase: int, now: Callable[[], float]) -> None:
+    def __init__(self, budgets: plan_pb2.IdleBudgets, phase: int, now: Callable[[], float], at_once: int = 1) -> None:
         self.budgets = budgets
+        self._at_once = at_once
         self.phase = phase
         self._now = now
         self._progressed_at = now()
@@ -75,7 +77,7 @@ class ProgressWatch:
     @property
     def budget_s(self) -> float:
         """Longest silence of the present phase."""
-        return idle_budget_s(self.budgets, self.phase)
+        return idle_budget_s(self.budgets, self.phase) * self._at_once
 
     @property
     def remaining_s(self) -> float:

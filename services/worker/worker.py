@@ -207,7 +207,7 @@ class Worker:
         return None
 
     def _begin_run(self, request: worker_service_pb2.WorkerServiceGenerateRequest, admission: Admission) -> Run:
-        if request.after_sequence > 0:
+        if request.after_sequence > 0 or request.must_exist:
             # Whoever saw events of a run wants that run, not another one of the same name.
             text = f"this worker no longer has run {request.run_id!r}"
             raise NotLoadedError(text, run_id=request.run_id)

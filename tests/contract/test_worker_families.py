@@ -66,8 +66,21 @@ async def paint(worker: WorkerServer, job: str, model: str, **wishes: Any) -> tu
     return file_of(events, job), {knob.knob: knob.engaged for knob in output.engagements}
 
 
+async def check_batch(worker: WorkerServer, plan: plan_pb2.Plan, alone: bytes) -> None:
+    """A picture beside one with a longer prompt is the picture alone, to a level of 255: float32 sums in another order."""
+    steps, model = (4 if plan.model.startswith("lumina") else 2), plan.model
+    longer = "a picture with a much longer prompt, which pads the shorter one"
+    items = [item(f"b0-{model}", steps=steps), item(f"b1-{model}", longer, steps=steps, seed=3)]
+    events = await worker.generate(f"batch-{model}", items, model=model)
+    outputs = [event.output for event in events if event.HasField("output")]
+    told = [(knob.requested, knob.engaged) for out in outputs for knob in out.engagements if knob.knob == "batch"]
+    assert told == [("2", "2" if plan.call.max_batch > 1 else "1")] * 2
+    pictures = [np.asarray(Image.open(io.BytesIO(data)), dtype=int) for data in (alone, file_of(events, f"b0-{model}"))]
+    assert np.abs(pictures[0] - pictures[1]).max() <= 1
+
+
 @pytest.mark.parametrize("model", FAMILIES)
-async def test_a_family_paints_and_the_same_seed_gives_the_same_bytes(
+async def test_a_family_paints_from_a_seed_the_same_bytes_alone_and_the_same_picture_in_a_batch(
     worker: WorkerServer, models: Path, model: str
 ) -> None:
     build, arguments = FAMILIES[model]
@@ -84,6 +97,7 @@ async def test_a_family_paints_and_the_same_seed_gives_the_same_bytes(
     has_branches = plan.call.takes_negative_prompt or model == "flux.2-klein-base-4b"
     assert engaged["guidance"] == ("3 (classifier-free)" if has_branches else "3 (embedded)")
     assert not [knob for knob in engaged if knob.startswith("argument:")]
+    await check_batch(worker, plan, first)
 
 
 async def test_guidance_reaches_a_pipeline_that_keeps_it_in_a_component(worker: WorkerServer, models: Path) -> None:
