@@ -99,6 +99,11 @@ class Manifest:
         return sum(file.size_bytes for file in self.files)
 
     @property
+    def compute_word(self) -> str:
+        """The compute type's word: "bfloat16"."""
+        return _compute_word(self.compute_type)
+
+    @property
     def scheme_word(self) -> str:
         """The scheme's word: "int8"."""
         return device_pb2.Scheme.Name(self.scheme).removeprefix("SCHEME_").lower()  # type: ignore[arg-type]
@@ -164,7 +169,7 @@ def _as_table(manifest: Manifest) -> dict[str, Any]:
     return plain | {
         "format": FORMAT,
         "scheme": manifest.scheme_word,
-        "compute_type": _compute_word(manifest.compute_type),
+        "compute_type": manifest.compute_word,
         "recipe": json_format.MessageToDict(manifest.recipe, preserving_proto_field_name=True),
         "exclusions_sha256": exclusion_digest(manifest.recipe),
         "config": clean_config(manifest.config),

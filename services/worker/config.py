@@ -60,6 +60,11 @@ class WorkerSettings(Settings):
         return self.builder_store or str(self.data_dir / "checkpoints")
 
     @property
+    def copies_folder(self) -> Path:
+        """Where artifacts of a store that is elsewhere are copied to."""
+        return self.worker_cache_dir / "artifacts"
+
+    @property
     def has_store(self) -> bool:
         """False for a folder that nobody has made yet."""
         return "://" in self.store_url or Path(self.store_url).is_dir()

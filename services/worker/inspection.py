@@ -12,10 +12,11 @@ from pathlib import Path
 
 import huggingface_hub.constants
 
-from darkroom.knowledge import Variant, load_catalogue
+from darkroom.knowledge import load_catalogue
 from darkroom.knowledge.catalogue import Catalogue
 from darkroom.rpc.errors import DarkroomError
 from darkroom.v1 import checkpoint_pb2, worker_pb2
+from services.worker.artifact_listing import ArtifactListing
 from services.worker.checkpoint_files import check_pipeline_folder, read_json
 from services.worker.config import WorkerSettings
 from services.worker.plan_checks import source_folder
@@ -26,6 +27,7 @@ class Inspector:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
+        self._artifacts = ArtifactListing(settings)
 
     @functools.cached_property
     def catalogue(self) -> Catalogue:
@@ -37,17 +39,30 @@ class Inspector:
         source = self.catalogue.source(model)
         answer = worker_pb2.Inspection(disk_free_bytes=shutil.disk_usage(_existing(self._settings.models_dir)).free)
         try:
-            folder = source_folder(source, self._settings) or self._cached_folder(source)
+            folder = source_folder(source, self._settings)
             if folder is not None:
                 answer.present_bytes = check_pipeline_folder(folder, weighted_components(folder))
                 answer.is_present = True
+            else:
+                self._inspect_cache(source, answer)
         except DarkroomError as problem:
             answer.problem = problem.message
+        answer.artifacts.extend(self._artifacts.list(self.catalogue.find(model), self.catalogue))
         return answer
 
     def is_trusted(self, repo_id: str) -> bool:
         """True if the catalogue names the Hub repository, for a model or for a component."""
-        return any(repo_id in _repositories(variant) for variant in self.catalogue)
+        return self.catalogue.is_trusted(repo_id)
+
+    def _inspect_cache(self, source: checkpoint_pb2.CheckpointSource, answer: worker_pb2.Inspection) -> None:
+        """Looks at what was fetched from the Hub, which may lack what artifacts replaced. Raises DarkroomError."""
+        folder = self._cached_folder(source)
+        if folder is None:
+            return
+        names = weighted_components(folder)
+        whole = [name for name in names if any((folder / name).glob("*.safetensors"))]
+        answer.present_bytes = check_pipeline_folder(folder, whole)
+        answer.is_present = whole == names
 
     def _cached_folder(self, source: checkpoint_pb2.CheckpointSource) -> Path | None:
         """The snapshot of a Hub repository in the local cache; None where there is none."""
@@ -58,11 +73,6 @@ class Inspector:
             revision = source.revision
         folder = home / "snapshots" / revision
         return folder if revision and (folder / "model_index.json").is_file() else None
-
-
-def _repositories(variant: Variant) -> set[str]:
-    parts = [part.source.repo_id for part in variant.components.values() if part.source is not None]
-    return {variant.source.repo_id, *parts} - {""}
 
 
 def weighted_components(folder: Path) -> list[str]:

@@ -45,7 +45,7 @@ def obtain(part: plan_pb2.ComponentPlan, assembly: Assembly, report: LoadReporte
     if part.source.kind == HOSTED:
         return _fetch(part, report)
     store = ArtifactStore(open_store(assembly.settings.store_url))
-    return copy_from_store(store, part, assembly.settings.worker_cache_dir / "artifacts", report)
+    return copy_from_store(store, part, assembly.settings.copies_folder, report)
 
 
 def read(part: plan_pb2.ComponentPlan, assembly: Assembly, arrived: Callable[[int], None]) -> torch.nn.Module:
