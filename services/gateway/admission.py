@@ -83,6 +83,21 @@ def kind_of(request: generation_pb2.GenerationRequest) -> str:
     return f"{request.model}/{wishes.scheme}.{wishes.memory_mode}.{wishes.speed_mode}{digest}"
 
 
+def size_name(width: int, height: int) -> str:
+    """Returns how a size is written in shapes: 1024x768."""
+    return f"{width}x{height}"
+
+
+def shape_of(request: generation_pb2.GenerationRequest) -> str:
+    """Returns what jobs share that may run as one batch: size, steps, guidance, and every wish for the plan.
+
+    Prompts, seeds and file formats are each job's own. Begins with the size.
+    """
+    wishes = hashlib.sha256(request.preferences.SerializeToString(deterministic=True)).hexdigest()[:16]
+    size = size_name(request.width, request.height)
+    return f"{size} {request.steps} {request.guidance!r} {wishes} {request.model}"
+
+
 def _filled(request: generation_pb2.GenerationRequest, model: model_pb2.Model) -> generation_pb2.GenerationRequest:
     full = generation_pb2.GenerationRequest()
     full.CopyFrom(request)

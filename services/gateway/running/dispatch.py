@@ -8,9 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Sequence
 
 from darkroom.rpc.errors import DarkroomError, DrainingError, UnknownWorkerError, WorkerLostError, error_to_message
 from darkroom.rpc.logs import log
+from darkroom.rpc.serving import owned_task
+from services.gateway.running.batch import Batch
 from services.gateway.running.resources import Resources
 from services.gateway.running.runner import Runner
 from services.gateway.running.verdict import Verdict, final_error
@@ -93,27 +96,36 @@ class Dispatch:
             sorted(elsewhere - {seat.kind, ""}),
             settings.gateway_patience_s,
             settings.gateway_lease_s,
+            seat.rooms,
         )
         if not isinstance(claim, Claim):
             return claim
         if self._is_draining:
             # The signal came while the claim was on its way.
             draining = error_to_message(DrainingError("this gateway is stopping"))
-            await self._means.jobs.requeue(claim, Setback.RELEASED, 1, draining)
+            for each in (claim, *claim.others):
+                await self._means.jobs.requeue(each, Setback.RELEASED, 1, draining)
             return LOOK_S
-        await self._drive(seat, claim)
+        await self._drive(seat, [claim, *claim.others])
         return 0.0
 
-    async def _drive(self, seat: Seat, claim: Claim) -> None:
-        runner = Runner(self._means, seat, claim)
-        self._runners[claim.run_id] = runner
+    async def _drive(self, seat: Seat, claims: Sequence[Claim]) -> None:
+        """Drives the jobs of one run, each by a runner of its own, until none is this gateway's any more."""
+        runners = {claim.job.id: Runner(self._means, seat, claim) for claim in claims}
+        batch = Batch(self._means, seat, [runner.attempt for runner in runners.values()])
+        self._runners |= runners
         self._idle.clear()
         seat.num_runs += 1
         try:
-            await runner.run()
+            async with owned_task(batch.run(), f"run-{claims[0].run_id}"):
+                ends = await asyncio.gather(*(runner.run() for runner in runners.values()), return_exceptions=True)
+            for failure in ends:
+                if failure is not None:
+                    raise failure
         finally:
             seat.num_runs -= 1
-            self._runners.pop(claim.run_id, None)
+            for job_id in runners:
+                self._runners.pop(job_id, None)
             if not self._runners:
                 self._idle.set()
 
@@ -121,19 +133,23 @@ class Dispatch:
         return None if self._is_draining else await self._means.jobs.adopt(self._means.settings.gateway_lease_s)
 
     async def _resume(self, claim: Claim) -> None:
-        """Drives an adopted job on the worker that has it, once that answers; else the worker is lost."""
+        """Drives adopted jobs on the worker that has them, once that answers; else the worker is lost."""
+        claims = (claim, *claim.others)
         settings = self._means.settings
         deadline = time.monotonic() + settings.gateway_worker_lost_s
         while time.monotonic() < deadline:
             with contextlib.suppress(UnknownWorkerError):
                 seat = self._means.pool.find(claim.job.worker_id)
                 if seat.is_reachable:
-                    await self._drive(seat, claim)
+                    # Jobs of a batch that a fallback was loaded for have a run of their own.
+                    runs = {each.run_id: [other for other in claims if other.run_id == each.run_id] for each in claims}
+                    await asyncio.gather(*(self._drive(seat, run) for run in runs.values()))
                     return
             await asyncio.sleep(0.1)
         log.warning("adopted_worker_missing", job_id=claim.job.id, worker_id=claim.job.worker_id)
         lost = WorkerLostError(f"worker {claim.job.worker_id} is gone", worker_id=claim.job.worker_id)
         bound = settings.gateway_max_lost
         failed = error_to_message(final_error(lost, Verdict.LOST, bound))
-        with contextlib.suppress(DarkroomError):
-            await self._means.jobs.requeue(claim, Setback.LOST, bound, failed, error_to_message(lost))
+        for each in claims:
+            with contextlib.suppress(DarkroomError):
+                await self._means.jobs.requeue(each, Setback.LOST, bound, failed, error_to_message(lost))

@@ -71,10 +71,10 @@ class Lease:
         """True when the server may have given the job to somebody else."""
         return time.monotonic() >= self.expires_at
 
-    def progressed(self, phase: int, budgets: plan_pb2.IdleBudgets | None) -> None:
-        """Something new happened in `phase`."""
+    def progressed(self, phase: int, budgets: plan_pb2.IdleBudgets | None, at_once: int = 1) -> None:
+        """Something new happened in `phase`; jobs that run `at_once` may take as many times as long."""
         self._progressed_at = time.monotonic()
-        self._budget_s = _budget_s(phase, budgets)
+        self._budget_s = _budget_s(phase, budgets) * at_once
 
     async def keep(self) -> None:
         """Renews until cancelled, or until the claim is lost or its work hangs."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from darkroom.rpc.errors import DarkroomError, NothingFitsError, SourceRefusedError, WorkerLostError
 from darkroom.rpc.logs import log
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, planner_service_pb2, worker_pb2, worker_service_pb2
+from services.gateway.admission import size_name
 from services.gateway.workers.client import PlannerClient
 from services.gateway.workers.seat import Seat
 
@@ -69,6 +70,32 @@ async def ensure_loaded(
         return
     async for event in _load(seat, planner, need, plan, inspection, token):
         yield event
+
+
+async def find_room(seat: Seat, planner: PlannerClient, need: Need, most: int) -> int:
+    """Returns how many pictures of the need's size what is loaded can make at once, up to `most`.
+
+    The planner is asked once for each size, and its arithmetic decides: the loaded plan as it stands, with the
+    activations of so many. Where it does not answer, one.
+    """
+    loaded, workload = seat.loaded_plan, need.workload
+    if loaded is None or workload is None or seat.status is None:
+        return 1
+    size, room = size_name(workload.width, workload.height), max(1, min(most, loaded.call.max_batch))
+    if room > 1 and (known := seat.room_for(need.kind, size)) is not None:
+        return known
+    while room > 1:
+        workload = plan_pb2.Workload(width=workload.width, height=workload.height, batch_size=room, num_frames=1)
+        try:
+            held = await _held(planner, replace(need, workload=workload), seat.status.device, loaded)
+        except DarkroomError as error:
+            log.warning("room_unknown", reason=error.reason)
+            return 1
+        if held is not None and is_satisfied(held, loaded):
+            break
+        room //= 2
+    seat.remember_room(need.kind, size, room)
+    return room
 
 
 async def load_fallback(

@@ -1,7 +1,7 @@
 """Drives one claimed job to an end: terminal, back in the queue, or handed to another gateway.
 
-Knows nothing of plans or RPCs. Invariant: whatever happens, the job is left terminal, queued, or under a lease that
-runs out; and a file that lost its job is deleted.
+Knows nothing of plans, or of the other jobs of its batch: those have runners of their own. Invariant: whatever happens,
+the job is left terminal, queued, or under a lease that runs out; and a file that lost its job is deleted.
 """
 
 from __future__ import annotations
@@ -43,8 +43,13 @@ CANCEL_AGAIN_S = 1.0
 ORPHAN_PATIENCE_S = 10.0
 ORPHAN_LOOK_S = 0.5
 # Verdicts that are the worker's fault, after which it rests.
-WORKERS_FAULT = (Verdict.LOST, Verdict.RELEASE, Verdict.DEATH)
-SETBACKS = {Verdict.RELEASE: Setback.RELEASED, Verdict.LOST: Setback.LOST, Verdict.DEATH: Setback.DEATH}
+WORKERS_FAULT = (Verdict.LOST, Verdict.RELEASE, Verdict.DEATH, Verdict.SUSPECT)
+SETBACKS = {
+    Verdict.RELEASE: Setback.RELEASED,
+    Verdict.LOST: Setback.LOST,
+    Verdict.DEATH: Setback.DEATH,
+    Verdict.SUSPECT: Setback.SUSPECT,
+}
 
 
 class Stop(enum.Enum):
@@ -60,9 +65,9 @@ class Runner:
     """One job's driver."""
 
     def __init__(self, means: Resources, seat: Seat, claim: Claim) -> None:
+        self.claim = claim
         self._means = means
         self._seat = seat
-        self._claim = claim
         settings = means.settings
         self._lease = Lease(
             means.jobs,
@@ -73,7 +78,7 @@ class Runner:
             hung=lambda: self._stop(Stop.HUNG),
             stop=self._want_stop,
         )
-        self._attempt = Attempt(means, seat, claim, self._lease, self._want_stop)
+        self.attempt = Attempt(means, claim, self._lease, self._want_stop)
         self._wish = Wish.GO_ON
         self._stop_wanted = asyncio.Event()
         self._body: asyncio.Task[None] | None = None
@@ -82,9 +87,9 @@ class Runner:
 
     async def run(self) -> None:
         """Drives the job. Returns when it is no longer this gateway's."""
-        job = self._claim.job
+        job = self.claim.job
         with structlog.contextvars.bound_contextvars(job_id=job.id):
-            log.info("job_adopted" if self._claim.is_adopted else "job_claimed", worker_id=job.worker_id)
+            log.info("job_adopted" if self.claim.is_adopted else "job_claimed", worker_id=job.worker_id)
             try:
                 async with (
                     owned_task(self._lease.keep(), f"lease-{job.id}"),
@@ -103,7 +108,7 @@ class Runner:
 
     async def _outcome(self) -> DarkroomError | None:
         """Runs the attempt; returns what ended it, None if the job succeeded."""
-        self._body = asyncio.create_task(self._succeed(), name=f"attempt-{self._claim.job.id}")
+        self._body = asyncio.create_task(self._succeed(), name=f"attempt-{self.claim.job.id}")
         try:
             await self._body
         except asyncio.CancelledError:
@@ -118,12 +123,12 @@ class Runner:
         return None
 
     async def _succeed(self) -> None:
-        output = await self._attempt.run()
-        job, token = self._claim.job, self._claim.token
+        output = await self.attempt.run()
+        job, token = self.claim.job, self.claim.token
         try:
             if self._wish:
                 raise self._unwanted()
-            await self._attempt.insist(lambda: self._means.jobs.succeed(self._claim, output))
+            await self.attempt.insist(lambda: self._means.jobs.succeed(self.claim, output))
         except (StaleTokenError, CancelledError, DeadlineError):
             await self._means.outputs.delete(job.id, token.counter)
             raise
@@ -131,7 +136,7 @@ class Runner:
             "job_succeeded", size_bytes=output.size_bytes, engine_s=output.engine_time.ToTimedelta().total_seconds()
         )
         self._has_succeeded = True
-        self._seat.went_well(job.id)
+        self._seat.went_well(job.id, token.counter)
         await self._acknowledge()
         await self._delete_older()
 
@@ -140,7 +145,7 @@ class Runner:
         if self._stopped is Stop.LEASE_LOST:
             raise StaleTokenError("the lease was lost")
         if self._stopped is Stop.HAND_OVER:
-            await self._means.jobs.forfeit(self._claim)
+            await self._means.jobs.forfeit(self.claim)
             log.info("job_handed_over")
             return
         if self._stopped is Stop.UNWANTED or (self._wish and isinstance(error, CancelledError)):
@@ -154,7 +159,7 @@ class Runner:
 
     async def _fail(self, error: DarkroomError) -> None:
         log.warning("job_failed", reason=error.reason)
-        await self._attempt.insist(lambda: self._means.jobs.fail(self._claim, error_to_message(error)))
+        await self.attempt.insist(lambda: self._means.jobs.fail(self.claim, error_to_message(error)))
         await self._acknowledge()
         await self._delete_older()
 
@@ -167,15 +172,15 @@ class Runner:
         bound = settings.gateway_max_deaths if verdict is Verdict.DEATH else settings.gateway_max_lost
         failed, cause = error_to_message(final_error(error, verdict, bound)), error_to_message(error)
         # Calls end with the deadline of their job: that is nobody's fault, and the store ends the job.
-        is_late = self._claim.left_s == 0
+        is_late = self.claim.left_s == 0
         if verdict in WORKERS_FAULT and not is_late:
-            self._seat.went_wrong()
+            self._seat.went_wrong(self.claim.token.counter)
         self._means.outputs.is_full |= isinstance(error, DiskFullError | OutputsUnavailableError)
         is_gone = isinstance(error, WorkerLostError) and not is_late
         if is_gone:
             self._seat.lost(error.message)
         setback = SETBACKS[verdict]
-        await self._attempt.insist(lambda: self._means.jobs.requeue(self._claim, setback, bound, failed, cause))
+        await self.attempt.insist(lambda: self._means.jobs.requeue(self.claim, setback, bound, failed, cause))
         # Not before: if the store is away now, whoever adopts the job must find how its run ended.
         if not is_gone:
             await self._acknowledge()
@@ -185,7 +190,7 @@ class Runner:
 
         A lease is mostly lost because the store is away, so it is asked for a while; what is left then is swept later.
         """
-        job, token = self._claim.job, self._claim.token
+        job, token = self.claim.job, self.claim.token
         until = time.monotonic() + ORPHAN_PATIENCE_S
         while time.monotonic() < until:
             try:
@@ -198,29 +203,29 @@ class Runner:
 
     async def _delete_older(self) -> None:
         """Deletes what an earlier gateway stored that lost the job before it could say so."""
-        if self._claim.is_adopted or self._claim.job.attempts > 1:
-            await self._means.outputs.delete_others(self._claim.job.id, self._claim.token.counter)
+        if self.claim.is_adopted or self.claim.job.attempts > 1:
+            await self._means.outputs.delete_others(self.claim.job.id, self.claim.token.counter)
 
     async def _acknowledge(self) -> None:
         """Lets the worker forget; it does so by itself in time where this does not reach it."""
         with contextlib.suppress(DarkroomError):
-            await self._seat.client.acknowledge(self._claim.job.id, self._claim.token)
+            await self._seat.client.acknowledge(self.claim.job.id, self.claim.token)
 
     async def _obey(self) -> None:
         """Waits until somebody wants the job stopped, or its deadline passes, and sees to it."""
-        with self._means.bell.topic(bell.cancelling(self._claim.job.id)) as asked:
+        with self._means.bell.topic(bell.cancelling(self.claim.job.id)) as asked:
             while not self._stop_wanted.is_set():
                 if await asked.wait(CANCEL_AGAIN_S):
                     # A ring is a hint, and all topics ring after Redis was away: the store knows.
                     with contextlib.suppress(DarkroomError):
-                        if wish := await self._means.jobs.renew(self._claim, self._means.settings.gateway_lease_s):
+                        if wish := await self._means.jobs.renew(self.claim, self._means.settings.gateway_lease_s):
                             self._want_stop(wish)
         while True:
-            if not self._attempt.is_on_worker:
+            if not self.attempt.is_on_worker:
                 self._stop(Stop.UNWANTED)
                 return
             with contextlib.suppress(DarkroomError):
-                await self._seat.client.cancel(self._claim.job.id)
+                await self._seat.client.cancel(self.claim.job.id)
             await asyncio.sleep(CANCEL_AGAIN_S)
 
     def _want_stop(self, wish: Wish) -> None:

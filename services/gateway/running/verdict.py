@@ -1,7 +1,7 @@
 """What a failure means for the job: the one table of retryable and permanent.
 
-Knows nothing of how the failure came about. Invariant: only an engine that died while its supervisor lived is held
-against the job.
+Knows nothing of how the failure came about. Invariant: only an engine that died while its supervisor lived, and
+while it worked on this job alone, is held against the job.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Verdict(enum.Enum):
     RELEASE = "back to the queue, nothing charged"
     LOST = "back to the queue, charged to a large bound"
     DEATH = "back to the queue, charged to the job itself"
+    SUSPECT = "back to the queue, to run alone: it or another of its batch ended the engine"
     ABANDON = "somebody else has the job"
 
 
@@ -54,7 +55,9 @@ def judge(error: DarkroomError, *, is_cancel_wanted: bool) -> Verdict:
         return Verdict.FAIL if is_cancel_wanted else Verdict.LOST
     for kind, verdict in TABLE:
         if isinstance(error, kind):
-            return verdict
+            # The worker names how many it was making together.
+            is_shared = verdict is Verdict.DEATH and "suspects" in error.facts
+            return Verdict.SUSPECT if is_shared else verdict
     return Verdict.LOST if error.is_retryable else Verdict.FAIL
 
 

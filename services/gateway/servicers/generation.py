@@ -17,7 +17,7 @@ from darkroom.rpc.logs import log
 from darkroom.rpc.paging import make_token, page_size, read_token
 from darkroom.rpc.request_ids import check_request_id
 from darkroom.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc, job_pb2, worker_pb2
-from services.gateway.admission import FindModel, admit, check_terms, find_tenant, kind_of
+from services.gateway.admission import FindModel, admit, check_terms, find_tenant, kind_of, shape_of
 from services.gateway.outputs import Outputs
 from services.gateway.store.asking import digest_of
 from services.gateway.store.events import Events
@@ -159,7 +159,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         full = admit(asked.request, self._find_model)
         digest = digest_of(asked.request, asked.terms)
         job = await self._jobs.submit(
-            full, kind_of(full), asked.request_id.lower(), digest, self._bounds, asked.terms, tenant
+            full, kind_of(full), asked.request_id.lower(), digest, self._bounds, asked.terms, tenant, shape_of(full)
         )
         log.info("job_accepted", job_id=job.id, model=full.model, tenant=tenant)
         return self._explained(job)

@@ -37,8 +37,11 @@ class Seat:
         self._covered: dict[str, int] = {}
         self._loaded_mark = b""
         self._failures = 0
-        # The job that ended well here last.
-        self._done = ""
+        # The claim whose jobs ended well here last, and those jobs.
+        self._done_claim, self._done = 0, set[str]()
+        self._failed_claim = 0
+        # How many pictures of a size the loaded plan has room for at once, by kind and size: as the planner says.
+        self._rooms: dict[str, dict[str, int]] = {}
         self._looked = asyncio.Event()
         self._nudge = asyncio.Event()
 
@@ -62,7 +65,7 @@ class Seat:
         """True if it could take a job. An answer from when the last job was ending still counts as free."""
         if not self.is_reachable or self.status is None:
             return False
-        is_ending = self.status.state == worker_pb2.WORKER_STATE_GENERATING and {*self.status.job_ids} <= {self._done}
+        is_ending = self.status.state == worker_pb2.WORKER_STATE_GENERATING and {*self.status.job_ids} <= self._done
         return self.status.state in FREE or (is_ending and bool(self._done))
 
     @property
@@ -100,17 +103,23 @@ class Seat:
         while not self.is_free:
             await self._looked.wait()
 
-    def went_well(self, job_id: str) -> None:
-        """A job was done here: it is free again, whatever it said while the job ran."""
+    def went_well(self, job_id: str, claim: int) -> None:
+        """A job was done here: once all of its claim are, it is free again, whatever it said while they ran."""
         self._failures = 0
-        self._done = job_id
-        if self.status is not None and self.status.state == worker_pb2.WORKER_STATE_GENERATING:
-            self.status.state = worker_pb2.WORKER_STATE_READY
-            del self.status.job_ids[:]
+        if claim != self._done_claim:
+            self._done_claim, self._done = claim, set()
+        self._done.add(job_id)
+        status = self.status
+        is_busy = status is not None and status.state == worker_pb2.WORKER_STATE_GENERATING
+        if status is not None and is_busy and {*status.job_ids} <= self._done:
+            status.state = worker_pb2.WORKER_STATE_READY
+            del status.job_ids[:]
 
-    def went_wrong(self) -> None:
-        """A job could not be done here for a reason of the worker's: it rests, longer each time."""
-        self._failures = min(self._failures + 1, 8)
+    def went_wrong(self, claim: int) -> None:
+        """Jobs of a claim could not be done here for a reason of the worker's: it rests, longer each time."""
+        if claim != self._failed_claim:
+            self._failed_claim = claim
+            self._failures = min(self._failures + 1, 8)
 
     def lost(self, problem: str) -> None:
         """It stopped answering."""
@@ -123,7 +132,7 @@ class Seat:
         mark = status.loaded.plan.SerializeToString(deterministic=True) if status.HasField("loaded") else b""
         if mark != self._loaded_mark:
             self._loaded_mark = mark
-            self._covered = {}
+            self._covered, self._rooms = {}, {}
             self.kind = f"{status.loaded.plan.model}/0.0.0" if mark else ""
 
     def remember_load(self, loaded: worker_pb2.LoadedModel, kind: str, workload: plan_pb2.Workload) -> None:
@@ -151,7 +160,20 @@ class Seat:
 
     def forget_loaded(self) -> None:
         """What is loaded is not what was thought."""
-        self._covered = {}
+        self._covered, self._rooms = {}, {}
+
+    @property
+    def rooms(self) -> dict[str, int]:
+        """By size, as 512x512: how many jobs of the last kind the loaded plan has room for at once, where known."""
+        return self._rooms.get(self.kind, {})
+
+    def room_for(self, kind: str, size: str) -> int | None:
+        """How many jobs of a kind and size the loaded plan has room for at once; None where nobody asked yet."""
+        return self._rooms.get(kind, {}).get(size)
+
+    def remember_room(self, kind: str, size: str, room: int) -> None:
+        """The planner says how many of a size the loaded plan has room for."""
+        self._rooms.setdefault(kind, {})[size] = room
 
     @property
     def loaded_plan(self) -> plan_pb2.Plan | None:
