@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 import darkroom
-from darkroom.cli import demo, generate, jobs, models, plan, status, up
+from darkroom.cli import build, checkpoints, demo, generate, jobs, models, plan, status, up
 from darkroom.cli.failures import EXIT_INTERRUPTED, report_failure, report_usage
 
 EPILOG = """[bold]Start here[/]
@@ -40,6 +40,8 @@ app.command("generate", rich_help_panel=PICTURES)(generate.generate)
 app.add_typer(jobs.app, name="jobs", rich_help_panel=PICTURES)
 app.command("models", rich_help_panel=MODELS)(models.models)
 app.command("plan", rich_help_panel=MODELS)(plan.plan)
+app.command("build", rich_help_panel=MODELS)(build.build)
+app.add_typer(checkpoints.app, rich_help_panel=MODELS)
 app.command("status", rich_help_panel=MACHINE)(status.status)
 app.command("up", rich_help_panel=MACHINE, context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(
     up.up

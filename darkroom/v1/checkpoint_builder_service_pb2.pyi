@@ -496,15 +496,9 @@ class CollectCheckpointsRequest(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    IS_DRY_RUN_FIELD_NUMBER: builtins.int
-    is_dry_run: builtins.bool
-    """True tells what would go, and deletes nothing."""
     def __init__(
         self,
-        *,
-        is_dry_run: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["is_dry_run", b"is_dry_run"]) -> None: ...
 
 global___CollectCheckpointsRequest = CollectCheckpointsRequest
 
@@ -514,18 +508,22 @@ class CollectCheckpointsResponse(google.protobuf.message.Message):
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
-    NUM_DELETED_FIELD_NUMBER: builtins.int
-    DELETED_BYTES_FIELD_NUMBER: builtins.int
-    num_deleted: builtins.int
-    """Objects of the store."""
-    deleted_bytes: builtins.int
-    """What they held."""
+    NUM_MANIFESTS_FIELD_NUMBER: builtins.int
+    NUM_BLOBS_FIELD_NUMBER: builtins.int
+    FREED_BYTES_FIELD_NUMBER: builtins.int
+    num_manifests: builtins.int
+    """Checkpoints that never passed their gates."""
+    num_blobs: builtins.int
+    """Files that no checkpoint refers to."""
+    freed_bytes: builtins.int
+    """What those held."""
     def __init__(
         self,
         *,
-        num_deleted: builtins.int = ...,
-        deleted_bytes: builtins.int = ...,
+        num_manifests: builtins.int = ...,
+        num_blobs: builtins.int = ...,
+        freed_bytes: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["deleted_bytes", b"deleted_bytes", "num_deleted", b"num_deleted"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["freed_bytes", b"freed_bytes", "num_blobs", b"num_blobs", "num_manifests", b"num_manifests"]) -> None: ...
 
 global___CollectCheckpointsResponse = CollectCheckpointsResponse

@@ -155,8 +155,8 @@ class CheckpointBuilderServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ValidateCheckpoint(self, request, context):
-        """Reads every byte of a checkpoint again and compares it with the manifest. DATA_LOSS where one differs. Dropping the
-        stream stops it.
+        """Reads every byte of a checkpoint again and compares it with the manifest. DATA_LOSS where one differs or is missing.
+        Dropping the stream stops it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -173,7 +173,8 @@ class CheckpointBuilderServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CollectCheckpoints(self, request, context):
-        """Deletes bytes that nothing in the store refers to, and what interrupted builds left. Never takes what is referenced.
+        """Deletes checkpoints that have not passed their gates, then files that no checkpoint refers to, and what interrupted
+        builds left: of all that, what is older than a day. Never takes what is listed. UNAVAILABLE while somebody adds.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

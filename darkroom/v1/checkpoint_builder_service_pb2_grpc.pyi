@@ -77,8 +77,8 @@ class CheckpointBuilderServiceStub:
         darkroom.v1.checkpoint_builder_service_pb2.ValidateCheckpointRequest,
         darkroom.v1.checkpoint_builder_service_pb2.ValidateCheckpointResponse,
     ]
-    """Reads every byte of a checkpoint again and compares it with the manifest. DATA_LOSS where one differs. Dropping the
-    stream stops it.
+    """Reads every byte of a checkpoint again and compares it with the manifest. DATA_LOSS where one differs or is missing.
+    Dropping the stream stops it.
     """
 
     PublishCheckpoint: grpc.UnaryStreamMultiCallable[
@@ -95,7 +95,9 @@ class CheckpointBuilderServiceStub:
         darkroom.v1.checkpoint_builder_service_pb2.CollectCheckpointsRequest,
         darkroom.v1.checkpoint_builder_service_pb2.CollectCheckpointsResponse,
     ]
-    """Deletes bytes that nothing in the store refers to, and what interrupted builds left. Never takes what is referenced."""
+    """Deletes checkpoints that have not passed their gates, then files that no checkpoint refers to, and what interrupted
+    builds left: of all that, what is older than a day. Never takes what is listed. UNAVAILABLE while somebody adds.
+    """
 
 class CheckpointBuilderServiceAsyncStub:
     """Builds checkpoints into one store. A build that ends early leaves nothing that the store lists."""
@@ -156,8 +158,8 @@ class CheckpointBuilderServiceAsyncStub:
         darkroom.v1.checkpoint_builder_service_pb2.ValidateCheckpointRequest,
         darkroom.v1.checkpoint_builder_service_pb2.ValidateCheckpointResponse,
     ]
-    """Reads every byte of a checkpoint again and compares it with the manifest. DATA_LOSS where one differs. Dropping the
-    stream stops it.
+    """Reads every byte of a checkpoint again and compares it with the manifest. DATA_LOSS where one differs or is missing.
+    Dropping the stream stops it.
     """
 
     PublishCheckpoint: grpc.aio.UnaryStreamMultiCallable[
@@ -174,7 +176,9 @@ class CheckpointBuilderServiceAsyncStub:
         darkroom.v1.checkpoint_builder_service_pb2.CollectCheckpointsRequest,
         darkroom.v1.checkpoint_builder_service_pb2.CollectCheckpointsResponse,
     ]
-    """Deletes bytes that nothing in the store refers to, and what interrupted builds left. Never takes what is referenced."""
+    """Deletes checkpoints that have not passed their gates, then files that no checkpoint refers to, and what interrupted
+    builds left: of all that, what is older than a day. Never takes what is listed. UNAVAILABLE while somebody adds.
+    """
 
 class CheckpointBuilderServiceServicer(metaclass=abc.ABCMeta):
     """Builds checkpoints into one store. A build that ends early leaves nothing that the store lists."""
@@ -253,8 +257,8 @@ class CheckpointBuilderServiceServicer(metaclass=abc.ABCMeta):
         request: darkroom.v1.checkpoint_builder_service_pb2.ValidateCheckpointRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[darkroom.v1.checkpoint_builder_service_pb2.ValidateCheckpointResponse], collections.abc.AsyncIterator[darkroom.v1.checkpoint_builder_service_pb2.ValidateCheckpointResponse]]:
-        """Reads every byte of a checkpoint again and compares it with the manifest. DATA_LOSS where one differs. Dropping the
-        stream stops it.
+        """Reads every byte of a checkpoint again and compares it with the manifest. DATA_LOSS where one differs or is missing.
+        Dropping the stream stops it.
         """
 
     @abc.abstractmethod
@@ -275,6 +279,8 @@ class CheckpointBuilderServiceServicer(metaclass=abc.ABCMeta):
         request: darkroom.v1.checkpoint_builder_service_pb2.CollectCheckpointsRequest,
         context: _ServicerContext,
     ) -> typing.Union[darkroom.v1.checkpoint_builder_service_pb2.CollectCheckpointsResponse, collections.abc.Awaitable[darkroom.v1.checkpoint_builder_service_pb2.CollectCheckpointsResponse]]:
-        """Deletes bytes that nothing in the store refers to, and what interrupted builds left. Never takes what is referenced."""
+        """Deletes checkpoints that have not passed their gates, then files that no checkpoint refers to, and what interrupted
+        builds left: of all that, what is older than a day. Never takes what is listed. UNAVAILABLE while somebody adds.
+        """
 
 def add_CheckpointBuilderServiceServicer_to_server(servicer: CheckpointBuilderServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
