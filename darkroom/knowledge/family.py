@@ -41,6 +41,9 @@ class SchemeWeights:
     num_tensors: Bytes
     # Bytes of their scales.
     scale_bytes: Bytes
+    # Of the parameters, those in repeated blocks, and those in the block that is largest when dense.
+    block_parameters: Bytes = 0
+    largest_block_parameters: Bytes = 0
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,8 @@ class Decoding:
     tile_bytes_per_frame: float
     tiled_bytes_per_pixel: float
     tiled_bytes_per_pixel_frame: float
+    # What kernels take for each byte that is alive.
+    kernel_factor: Annotated[float, AtLeast(1)] = 1.6
 
 
 @dataclass(frozen=True)

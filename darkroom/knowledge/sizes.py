@@ -23,6 +23,18 @@ def dense_bytes(weights: Weights, item_bytes: int) -> int:
     return (weights.parameters - kept) * item_bytes + kept * 4
 
 
+def streamed_bytes(weights: Weights, scheme: Scheme, rule: SchemeRule | None, item_bytes: int) -> int:
+    """Returns what streaming block by block holds: all that is in no block, the block that computes and the next."""
+    counted = weights.schemes.get(scheme) if rule else None
+    outside = (weights.parameters - weights.block_parameters) * item_bytes
+    block = weights.largest_block_parameters * item_bytes
+    if rule is not None and counted is not None:
+        saved_each = item_bytes - rule.bytes_per_parameter
+        outside -= math.floor((counted.parameters - counted.block_parameters) * saved_each)
+        block -= math.floor(counted.largest_block_parameters * saved_each)
+    return outside + 2 * block
+
+
 def scheme_bytes(weights: Weights, scheme: Scheme, rule: SchemeRule, item_bytes: int) -> int:
     """Returns bytes under a scheme: what it quantises, the scales, and what its filter leaves dense.
 

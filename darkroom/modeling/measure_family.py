@@ -54,8 +54,10 @@ def _measure_scheme(module: nn.Module, architecture: Architecture, catalogue: Ca
     rule = catalogue.schemes[scheme]  # type: ignore[index]
     recipe = recipe_of(rule, architecture, scheme)  # type: ignore[arg-type]
     parameters = scale_bytes = num_tensors = 0
-    for _, layer in taken_layers(module, recipe):
+    in_blocks: dict[str, int] = {}
+    for name, layer in taken_layers(module, recipe):
         weight = layer.weight
+        before = parameters
         parameters += weight.numel()
         num_tensors += 1
         scale_bytes += math.ceil(weight.numel() * rule.scale_bytes_per_parameter)
@@ -63,7 +65,16 @@ def _measure_scheme(module: nn.Module, architecture: Architecture, catalogue: Ca
         if rule.casts_bias and layer.bias is not None:
             parameters += layer.bias.numel()
             num_tensors += 1
-    return {"parameters": parameters, "num_tensors": num_tensors, "scale_bytes": scale_bytes}
+        if (block := _block_of(module, name)) is not None:
+            in_blocks[block] = in_blocks.get(block, 0) + parameters - before
+    largest = max(_block_sizes(module).items(), key=lambda item: item[1], default=("", 0))[0]
+    return {
+        "parameters": parameters,
+        "num_tensors": num_tensors,
+        "scale_bytes": scale_bytes,
+        "block_parameters": sum(in_blocks.values()),
+        "largest_block_parameters": in_blocks.get(largest, 0),
+    }
 
 
 def _largest_layer(module: nn.Module) -> int:
@@ -73,9 +84,23 @@ def _largest_layer(module: nn.Module) -> int:
 
 def _blocks(module: nn.Module) -> dict[str, int]:
     """Counts what block streaming moves: the members of the module's own lists of layers."""
-    blocks = [block for child in module.children() if isinstance(child, nn.ModuleList) for block in child]
-    sizes = [sum(item.numel() for item in block.parameters()) for block in blocks]
+    sizes = _block_sizes(module).values()
     return {"block_parameters": sum(sizes), "largest_block_parameters": max(sizes, default=0)}
+
+
+def _block_sizes(module: nn.Module) -> dict[str, int]:
+    lists = [(name, child) for name, child in module.named_children() if isinstance(child, nn.ModuleList)]
+    return {
+        f"{name}.{place}": sum(item.numel() for item in block.parameters())
+        for name, blocks in lists
+        for place, block in enumerate(blocks)
+    }
+
+
+def _block_of(module: nn.Module, layer: str) -> str | None:
+    """Returns the block that a layer lies in; None for one outside."""
+    name, _, rest = layer.partition(".")
+    return f"{name}.{rest.partition('.')[0]}" if isinstance(getattr(module, name, None), nn.ModuleList) else None
 
 
 def as_toml(counts: dict[str, dict[str, Any]]) -> str:

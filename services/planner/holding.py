@@ -14,6 +14,9 @@ from services.planner.question import Question
 from services.planner.sizes import activations_of
 from services.planner.words import STAGE_NAMES, reason, size
 
+# More than any device has: a sum of such figures still fits 64 bits.
+MOST_BYTES = 1 << 50
+
 
 def hold(question: Question, supply: Supply) -> planner_service_pb2.PlanResponse:
     """Returns the loaded plan for the workload of the question, or by how much it does not fit.
@@ -22,6 +25,7 @@ def hold(question: Question, supply: Supply) -> planner_service_pb2.PlanResponse
         InvalidRequestError: the loaded plan has lost its arithmetic.
     """
     loaded = question.request.loaded
+    _check(loaded.memory)
     tried: list[Demand] = []
     for tiles in (False, True) if not loaded.vae_tiling else (True,):
         for slices in (False, True) if not loaded.vae_slicing else (True,):
@@ -41,6 +45,15 @@ def hold(question: Question, supply: Supply) -> planner_service_pb2.PlanResponse
         memory=budget_message(supply, least, 1.0),
     )
     return planner_service_pb2.PlanResponse(no_fit=plan_pb2.NoFit(candidates=[refused]))
+
+
+def _check(memory: plan_pb2.MemoryBudget) -> None:
+    figures = {"overhead_bytes": memory.overhead_bytes, "host_bytes": memory.host_bytes}
+    figures |= {f"stages[{place}].weight_bytes": stage.weight_bytes for place, stage in enumerate(memory.stages)}
+    wrong = {name: value for name, value in figures.items() if not 0 <= value <= MOST_BYTES}
+    if wrong:
+        sentence = f"is outside 0 to {MOST_BYTES}; send the plan as it was made"
+        raise InvalidRequestError({f"loaded.memory.{name}": f"{value} {sentence}" for name, value in wrong.items()})
 
 
 def _demand(question: Question, loaded: plan_pb2.Plan, tiles: bool, slices: bool) -> Demand:

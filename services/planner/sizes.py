@@ -20,8 +20,6 @@ VAE = plan_pb2.COMPONENT_ROLE_VAE
 # Where an architecture has no figure: above all that have one.
 UNMEASURED_TOKEN = TokenBytes(1_500_000.0)
 UNMEASURED_VAE = Decoding(11_000.0, 1_800.0, 8e8, 1.2e8, 24.0, 11.0)
-# A decode of FLUX's VAE at 1,024 pixels on an H200 (torch 2.11, cuDNN 9.19, eager) took 2.38 GiB where 1.50 are alive.
-KERNEL_FACTOR = 1.6
 # Q8_0: blocks of 32 weights in 34 bytes. Q2_K and Q8_0 files of 3.64 and 7.22 GiB were measured at 3.68 and 7.25.
 Q8_0_BYTES = 34 / 32
 GGUF_SLACK = 1.05
@@ -44,9 +42,6 @@ class Bytes:
         item, counted = question.item_bytes, [self._counted(part) for part in self._denoisers]
         self._text_layer = item * max((self._counted(part).largest_layer_parameters for part in self._texts), default=0)
         self._denoiser_layer = item * max(part.largest_layer_parameters for part in counted)
-        self._streamed_denoiser = item * max(
-            part.parameters - part.block_parameters + 2 * part.largest_block_parameters for part in counted
-        )
         self._companions = sum(
             self.of(part, vae_scheme if part.role == VAE else device_pb2.SCHEME_NONE)
             for part in parts
@@ -98,9 +93,13 @@ class Bytes:
             companions=self._companions,
             text_layer=self._text_layer,
             denoiser_layer=self._denoiser_layer,
-            streamed_denoiser=self._streamed_denoiser,
+            streamed_denoiser=self._streamed(scheme),
             loading=self._loading(all_denoisers, expert) if visits_dense else 0,
         )
+
+    def _streamed(self, scheme: Scheme) -> int:
+        rule, item = self._question.catalogue.schemes.get(scheme), self._question.item_bytes
+        return max(sizes.streamed_bytes(self._counted(part), scheme, rule, item) for part in self._denoisers)
 
     def _loading(self, all_denoisers: int, expert: int) -> int:
         """Returns the peak while quantising: what is done already, and what is still dense on the device."""
@@ -143,7 +142,8 @@ def _decoding(figures: Decoding, work: plan_pb2.Workload, pictures: int, item: i
     whole = pixels * (figures.bytes_per_pixel + figures.bytes_per_pixel_frame * frames)
     tile = figures.tile_bytes + figures.tile_bytes_per_frame * frames
     kept = pixels * (figures.tiled_bytes_per_pixel + figures.tiled_bytes_per_pixel_frame * frames)
-    return whole * KERNEL_FACTOR * item / 2 + output, (max(tile, 0) * KERNEL_FACTOR + kept) * item / 2 + output
+    factor = figures.kernel_factor
+    return whole * factor * item / 2 + output, (max(tile, 0) * factor + kept) * item / 2 + output
 
 
 def is_estimate(question: Question) -> bool:

@@ -18,6 +18,7 @@ from services.planner.sizes import Bytes, activations_of
 CATALOGUE = load_catalogue()
 GIB = 1 << 30
 DENSE, FP8, INT8 = device_pb2.SCHEME_NONE, device_pb2.SCHEME_FP8, device_pb2.SCHEME_INT8
+STORAGE = device_pb2.SCHEME_FP8_STORAGE
 WAN_CLIP = {"width": 832, "height": 480, "num_frames": 33}
 
 # FLUX.1 dev at 1024 pixels: weights at rest with the VAE, and the peak of a whole picture, decoding included.
@@ -33,6 +34,21 @@ FORWARD = [
     ("wan2.2-t2v-a14b", WAN_CLIP, DENSE, 28.30),
     ("wan2.2-t2v-a14b", WAN_CLIP, FP8, 14.43),
     ("wan2.2-t2v-a14b", WAN_CLIP, INT8, 15.57),
+]
+# The peak of a step whose blocks come from the host, in GB: the denoiser alone, 512 tokens of words.
+STREAMED = [
+    ("flux.1-dev", DENSE, 1.914),
+    ("flux.1-dev", STORAGE, 1.415),
+    ("z-image-turbo", DENSE, 1.359),
+    ("z-image-turbo", STORAGE, 0.992),
+    ("qwen-image", DENSE, 1.910),
+    ("qwen-image", STORAGE, 1.219),
+]
+# The peak of decoding above what rested, in GB: whole, and in the tiles that plans ask for.
+DECODED = [
+    ("flux.1-dev", {}, 2.553, 0.646),
+    ("qwen-image", {}, 4.436, 0.290),
+    ("wan2.2-t2v-a14b", WAN_CLIP, 9.170, 1.699),
 ]
 # Qwen-Image was measured with its text stream in int8 too, which crashes on prompts of fewer than 17 tokens; we leave
 # it dense: 60 blocks of four 3072×3072 and two 3072×12288 layers, and one of 3584×3072.
@@ -78,3 +94,18 @@ def test_a_forward_pass_peaks_within_ten_hundredths(model, size, scheme, peak) -
     if (model, scheme) == ("qwen-image", INT8):
         predicted -= QWEN_TEXT_STREAM
     assert predicted == pytest.approx(peak * GIB, rel=0.1)
+
+
+@pytest.mark.parametrize(("model", "scheme", "peak"), STREAMED)
+def test_a_streamed_step_peaks_within_ten_hundredths(model, scheme, peak) -> None:
+    asked = question(model)
+    weights = Bytes(asked).weights(scheme, DENSE, visits_dense=False)
+    predicted = weights.streamed_denoiser + activations_of(asked, slices=False).denoise
+    assert predicted == pytest.approx(peak * 1e9, rel=0.1)
+
+
+@pytest.mark.parametrize(("model", "size", "whole", "tiled"), DECODED)
+def test_decoding_peaks_within_ten_hundredths(model, size, whole, tiled) -> None:
+    needs = activations_of(question(model, **size), slices=False)
+    assert needs.decode == pytest.approx(whole * 1e9, rel=0.1)
+    assert needs.tiled_decode == pytest.approx(tiled * 1e9, rel=0.1)

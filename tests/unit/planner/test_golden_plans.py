@@ -2,7 +2,7 @@
 
 Everywhere: reserve = max(2 GiB, a tenth of the total); overhead = 1 GiB (int8: 1.1 GiB more); a resident plan may fill
 0.85 of the budget, the others all of it. Activations: tokens × bytes a token while denoising; pixels × live bytes a
-pixel × 1.6 + the output while decoding whole.
+pixel × what the VAE's kernels take for each + the output while decoding whole.
 """
 
 from __future__ import annotations
@@ -118,26 +118,27 @@ def test_flux_2_in_int8_waits_for_a_transient_tenant_to_go_and_then_is_resident_
 
 # Qwen-Image: 20,430,401,088 parameters, text encoder 8,292,166,656, VAE 126,892,531.
 QWEN_FP8 = {"text_encoder": 8_292_166_656 * 2, "transformer": 20_459_330_688, "vae": 126_892_531 * 2}
-QWEN_TOKENS_BYTES = (64 * 64 + 512) * 101_000  # 4,096 of the picture, 512 of the prompt
+QWEN_TOKENS_BYTES = (64 * 64 + 512) * 113_000  # 4,096 of the picture, 512 of the prompt
+QWEN_DECODING_BYTES = 4_470_755_819  # 1,048,576 × (3,461.5 × 1.23 + 3 × 2): decoding whole
 QWEN = {
     "rtx-4080": Golden(
         STORAGE,
         GROUP,
         # Both stored: 8,838,956,800 is the published file's size less its names.
         {"text_encoder": 8_838_956_800, "transformer": 20_449_512_576, "vae": 253_785_062},
-        # Text encoder, VAE, and of the transformer what is in no block and two blocks of sixty, in bfloat16.
-        weights=8_838_956_800 + 253_785_062 + 1_440_371_840,
-        activations=QWEN_TOKENS_BYTES,
-        required=10_533_113_702 + 465_408_000 + 1_073_741_824,
+        # Decoding needs most, with the text encoder and the VAE there; denoising holds two blocks of sixty beside them.
+        weights=8_838_956_800 + 253_785_062,
+        activations=QWEN_DECODING_BYTES,
+        required=9_092_741_862 + 4_470_755_819 + 1_073_741_824,
         limit=17_179_869_184 - 2_147_483_648,
     ),
     "rtx-4090": Golden(
         STORAGE,
         GROUP,
         {"text_encoder": 16_584_333_312, "transformer": 20_449_512_576, "vae": 253_785_062},
-        weights=16_584_333_312 + 253_785_062 + 1_440_371_840,
-        activations=QWEN_TOKENS_BYTES,
-        required=18_278_490_214 + 465_408_000 + 1_073_741_824,
+        weights=16_584_333_312 + 253_785_062,
+        activations=QWEN_DECODING_BYTES,
+        required=16_838_118_374 + 4_470_755_819 + 1_073_741_824,
         limit=25_769_803_776 - 2_576_980_377,
     ),
     "l40s": Golden(
@@ -145,8 +146,8 @@ QWEN = {
         RESIDENT,
         QWEN_FP8,
         weights=16_584_333_312 + 20_459_330_688 + 253_785_062,
-        activations=QWEN_TOKENS_BYTES,  # tiled decoding needs less: 379,797,913
-        required=37_297_449_062 + 465_408_000 + 1_073_741_824,
+        activations=QWEN_TOKENS_BYTES,  # tiled decoding needs less
+        required=37_297_449_062 + 520_704_000 + 1_073_741_824,
         limit=int((51_539_607_552 - 5_153_960_755) * 0.85),
     ),
     "h100": Golden(
@@ -154,8 +155,8 @@ QWEN = {
         RESIDENT,
         QWEN_FP8,
         weights=37_297_449_062,
-        activations=5_813_724_774,  # 1,048,576 × (3,461.5 × 1.6 + 3 × 2): decoding whole
-        required=37_297_449_062 + 5_813_724_774 + 1_073_741_824,
+        activations=QWEN_DECODING_BYTES,
+        required=37_297_449_062 + 4_470_755_819 + 1_073_741_824,
         limit=int((85_017_624_576 - 8_501_762_457) * 0.85),
     ),
 }
