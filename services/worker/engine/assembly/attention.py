@@ -13,6 +13,7 @@ import torch
 from diffusers.models.attention_dispatch import (
     AttentionBackendName,
     _AttentionBackendRegistry,
+    _check_attention_backend_requirements,
     dispatch_attention_fn,
 )
 
@@ -67,6 +68,7 @@ def trial_problem(wanted: int, device: torch.device, compute_type: torch.dtype) 
     generator = torch.Generator("cpu").manual_seed(0)
     query, key, value = (torch.randn(TRIAL_SHAPE, generator=generator).to(device, compute_type) for _ in range(3))
     try:
+        _check_attention_backend_requirements(AttentionBackendName(backend))  # type: ignore[no-untyped-call]
         with torch.inference_mode():
             expected = dispatch_attention_fn(query, key, value, backend=AttentionBackendName("native"))
             computed = dispatch_attention_fn(query, key, value, backend=AttentionBackendName(backend))

@@ -49,7 +49,8 @@ class CudaRecorder:
 
     def record(self, compute: Callable[[], Any]) -> tuple[Callable[[], None], Any]:
         """Records on a stream of its own, after one plain run there."""
-        current, aside = torch.cuda.current_stream(self._device), torch.cuda.Stream(self._device)
+        current = torch.cuda.current_stream(self._device)
+        aside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         aside.wait_stream(current)
         with torch.cuda.stream(aside):
             compute()

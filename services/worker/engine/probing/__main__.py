@@ -1,4 +1,7 @@
-"""`python -m services.worker.engine.probing DEVICE SCHEME...`: tries schemes (0: compiling), telling each."""
+"""`python -m services.worker.engine.probing DEVICE ITEM...`: tries each item, and tells before and after.
+
+An item is a scheme's number, 0 for compiling, or "name@version" of an attention kernel.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,28 @@ import sys
 
 import torch
 
+from darkroom.v1 import device_pb2
 from services.worker.engine.hush import hushed_stderr
-from services.worker.engine.probing.trial import try_compiling, try_scheme
+from services.worker.engine.probing.kernels import BACKENDS, kernel_name
+from services.worker.engine.probing.trial import try_compiling, try_kernel, try_scheme
 
 
 def main() -> None:
-    """Tries the schemes in order, telling which one begins, so that a crash has a name."""
-    device, schemes = torch.device(sys.argv[1]), [int(number) for number in sys.argv[2:]]
+    """Tries the items in order, telling which one begins, so that a crash has a name."""
+    device, items = torch.device(sys.argv[1]), sys.argv[2:]
     torch.set_num_threads(1)
-    for scheme in schemes:
-        print(json.dumps({"begins": scheme}), flush=True)
+    for item in items:
+        print(json.dumps({"begins": item}), flush=True)
         with hushed_stderr():
-            probe = try_scheme(scheme, device) if scheme else try_compiling(device)
+            probe = _try(item, device)
         answer = None if probe is None else {"works": probe.works, "reason": probe.reason}
-        print(json.dumps({"ended": scheme, "answer": answer}), flush=True)
+        print(json.dumps({"ended": item, "answer": answer}), flush=True)
+
+
+def _try(item: str, device: torch.device) -> device_pb2.SchemeProbe | None:
+    if name := kernel_name(item):
+        return try_kernel(BACKENDS[name], device)
+    return try_scheme(int(item), device) if int(item) else try_compiling(device)
 
 
 if __name__ == "__main__":

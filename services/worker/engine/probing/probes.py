@@ -1,7 +1,8 @@
 """Probes of a device: tried in a child process, so that a crash costs no engine, and remembered on disk.
 
-Remembered by scheme, device and versions. Knows nothing of kernels. Invariants: a trial that ran out of memory or out
-of time leaves no entry; what can't be remembered is tried again.
+Schemes, compiling, and attention kernels of other packages, by device and versions. Knows nothing of kernels'
+insides. Invariants: a trial that ran out of memory or out of time leaves no entry; what can't be remembered is tried
+again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from darkroom.modeling.quantise import SCHEMES
 from darkroom.rpc.logs import log
 from darkroom.v1 import device_pb2
 from services.worker.checkpoint_files import write_json
+from services.worker.engine.probing.kernels import installed_kernels, kernel_name
 
 FILE_NAME = "probes.json"
 # All children together: they import torch and torchao, and make their first kernels. Less than an engine's start gets.
@@ -57,7 +59,8 @@ class Probes:
         self._answers: Answers = self._remembered().get(self._key, {})
         self._child: subprocess.Popen[str] | None = None
         # Compiling for a processor takes a minute for what a picture on it takes seconds: never planned, not tried.
-        self._wanted = sorted(SCHEMES) if device.type == "cpu" else [COMPILING, *sorted(SCHEMES)]
+        numbers = sorted(SCHEMES) if device.type == "cpu" else [COMPILING, *sorted(SCHEMES)]
+        self._wanted = [*map(str, numbers), *installed_kernels(device)]
         self._start()
 
     def describe(self, device: device_pb2.Device) -> None:
@@ -65,15 +68,19 @@ class Probes:
         while self._child is not None:
             self._finish()
             self._start()
-        for number, answer in sorted(self._answers.items()):
-            if answer and int(number) == COMPILING:
+        for item, answer in sorted(self._answers.items()):
+            if not answer or item not in self._wanted:
+                continue
+            if name := kernel_name(item):
+                device.attention_kernels.extend([name] if answer["works"] else [])
+            elif int(item) == COMPILING:
                 device.can_compile = answer["works"]
-            elif answer:
-                device.probes.add(scheme=int(number), works=answer["works"], reason=answer["reason"])  # type: ignore[arg-type]
+            else:
+                device.probes.add(scheme=int(item), works=answer["works"], reason=answer["reason"])  # type: ignore[arg-type]
 
     def _start(self) -> None:
         """Starts a child on what was not tried yet; none where all was."""
-        missing = [str(scheme) for scheme in self._wanted if str(scheme) not in self._answers]
+        missing = [item for item in self._wanted if item not in self._answers]
         if missing:
             command = (*self._program, str(self._device), *missing)
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "stdin": subprocess.DEVNULL}
@@ -98,7 +105,7 @@ class Probes:
                 self._answers[str(told["ended"])] = told["answer"] or {}
         if is_late or (begun is None and child.returncode):
             # No scheme is to blame: nothing was learnt of what is left, and nothing is tried again.
-            self._answers = {**{str(scheme): {} for scheme in self._wanted}, **self._answers}
+            self._answers = {**{item: {} for item in self._wanted}, **self._answers}
         elif begun is not None:
             self._answers[str(begun)] = {"works": False, "reason": f"the trial's process ended with {child.returncode}"}
         self._remember()
@@ -113,8 +120,8 @@ class Probes:
     def _remember(self) -> None:
         """Writes down what was answered; what ran out of memory is not."""
         content = self._remembered()
-        content[self._key] = {number: answer for number, answer in self._answers.items() if answer}
-        log.info("probed", device=str(self._device), schemes=content[self._key])
+        content[self._key] = {item: answer for item, answer in self._answers.items() if answer}
+        log.info("probed", device=str(self._device), items=content[self._key])
         try:
             write_json(self._file, content)
         except OSError as failure:

@@ -45,6 +45,18 @@ def try_compiling(device: torch.device) -> device_pb2.SchemeProbe | None:
     return device_pb2.SchemeProbe(works=not problem, reason=problem)
 
 
+def try_kernel(backend: int, device: torch.device) -> device_pb2.SchemeProbe | None:
+    """Returns whether an attention kernel computes what PyTorch's own does, as a probe of no scheme."""
+    # Brings diffusers, which trials of schemes do without.
+    from services.worker.engine.assembly.attention import trial_problem
+
+    try:
+        problem = trial_problem(backend, device, torch.bfloat16)
+    except torch.OutOfMemoryError:
+        return None
+    return device_pb2.SchemeProbe(works=not problem, reason=problem)
+
+
 def _smooth(values: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(values) * 2 + 1
 
