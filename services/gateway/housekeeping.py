@@ -12,6 +12,7 @@ import time
 
 from darkroom.rpc.errors import DarkroomError
 from darkroom.rpc.logs import log
+from services.gateway.outputs import ORPHAN_AGE_S
 from services.gateway.running.resources import Resources
 
 PAUSE_S = 60.0
@@ -45,11 +46,11 @@ async def expire(means: Resources, spared_s: float = SPARED_S) -> None:
         log.info("jobs_expired", num_jobs=len(expired))
 
 
-async def sweep(means: Resources) -> None:
-    """Deletes files that no job names, and what crashes left half-written."""
+async def sweep(means: Resources, age_s: float = ORPHAN_AGE_S) -> None:
+    """Deletes files older than `age_s` that no job names, and what crashes left half-written."""
     outputs = means.outputs
     num_leftovers, num_orphans = await outputs.drop_leftovers(), 0
-    store_id, pages = await outputs.open(), outputs.old_files(PAGE)
+    store_id, pages = await outputs.open(), outputs.old_files(PAGE, age_s)
     while page := await asyncio.to_thread(next, pages, None):
         for job_id, counter in await means.jobs.orphans(store_id, page):
             await outputs.delete(job_id, counter)

@@ -12,11 +12,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from darkroom.rpc.errors import DarkroomError
-from darkroom.rpc.serving import Health
-from darkroom.v1 import generation_pb2, generation_service_pb2, job_pb2
-from services.gateway.application import open_gateway
-from services.gateway.store.record import Claim
+from darkroom.v1 import generation_service_pb2, job_pb2
 from tests.contract.test_gateway import (
     T,
     a_request,
@@ -32,7 +28,7 @@ from tests.contract.test_gateway import (
 )
 from tests.fakes.gateway import GatewayProcess, serve_gateway, start_gateway
 from tests.fakes.planner import FakePlanner, serve_planner
-from tests.fakes.redis import open_jobs, serve_redis
+from tests.fakes.redis import serve_redis
 from tests.fakes.worker import FakeWorker, picture, serve_worker
 
 pytestmark = pytest.mark.redis
@@ -381,34 +377,3 @@ async def test_the_embedded_redis_comes_back_when_it_is_killed(tmp_path: Path) -
     finally:
         assert await gateway.stop() == 0
         await gateway.close()
-
-
-async def test_a_late_gateway_changes_nothing_and_its_orphan_is_deleted(tmp_path: Path) -> None:
-    """While the first gateway is held at its commit, the job is given to somebody else, who finishes it."""
-    worker = FakeWorker(step_s=0.05)
-    async with (
-        serve_redis(tmp_path) as redis,
-        open_jobs(redis.url) as (jobs, client),
-        one_worker(tmp_path, worker, redis_url=redis.url, gateway_lease_s=60.0) as (gateway, _, _),
-    ):
-        job = await submit(gateway.stubs, steps=10)
-        await until_state(gateway.stubs, job.id, RUNNING)
-        await client.zadd("darkroom:leases", {job.id: 0})
-        claim = await jobs.adopt(60.0)
-        assert isinstance(claim, Claim)
-        await jobs.succeed(claim, generation_pb2.Output(content_type="image/png"))
-        done = await finish(gateway.stubs, job.id)
-        assert done.output.content_type == "image/png"
-        await asyncio.sleep(1.0)
-        assert await client.hget(f"darkroom:job:{job.id}", "terminal_writes") == b"1"
-        assert not list((tmp_path / "data" / "outputs" / job.id[-2:]).glob("*"))
-
-
-async def test_gateways_of_one_redis_refuse_another_output_folder(tmp_path: Path) -> None:
-    async with serve_redis(tmp_path) as redis:
-        settings = settings_for(tmp_path, "127.0.0.1:9", "127.0.0.1:9", redis_url=redis.url)
-        async with serve_gateway(settings):
-            other = settings.model_copy(update={"data_dir": tmp_path / "elsewhere"})
-            with pytest.raises(DarkroomError, match="DARKROOM_DATA_DIR"):
-                async with open_gateway(other, None, Health([])):  # type: ignore[arg-type]
-                    pass

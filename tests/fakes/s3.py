@@ -9,7 +9,7 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import boto3
@@ -25,15 +25,19 @@ class _Quiet(WSGIRequestHandler):
 
 
 @contextlib.contextmanager
-def s3_server(is_careless: bool = False) -> Iterator[dict[str, str]]:
+def s3_server(is_careless: bool = False, is_away: Callable[[], bool] = lambda: False) -> Iterator[dict[str, str]]:
     """Serves for the block; yields the environment by which boto's clients find it.
 
     Args:
         is_careless: it ignores the condition of a conditional write, as some older servers do.
+        is_away: asked at every request, all of which it refuses meanwhile.
     """
     moto = DomainDispatcherApplication(create_backend_app)
 
     def application(environ: dict[str, Any], start_response: Any) -> Any:
+        if is_away():
+            start_response("503 Service Unavailable", [("Content-Length", "0")])
+            return []
         if is_careless:
             environ.pop("HTTP_IF_NONE_MATCH", None)
         return moto(environ, start_response)
@@ -56,9 +60,9 @@ def s3_server(is_careless: bool = False) -> Iterator[dict[str, str]]:
 
 
 @contextlib.contextmanager
-def s3_bucket(is_careless: bool = False) -> Iterator[str]:
+def s3_bucket(is_careless: bool = False, is_away: Callable[[], bool] = lambda: False) -> Iterator[str]:
     """Serves a new bucket to this process and its children; yields its URL."""
-    with s3_server(is_careless) as variables:
+    with s3_server(is_careless, is_away) as variables:
         before = {name: os.environ.get(name) for name in variables}
         os.environ.update(variables)
         try:

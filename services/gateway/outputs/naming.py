@@ -23,7 +23,8 @@ STORE_ID = "store-id"
 PROBE = "probe"
 # Younger files may be about to be named.
 ORPHAN_AGE_S = 3600.0
-FOLDERS = tuple(f"{number:02x}" for number in range(256))
+# What keys of files begin with: a bucket is listed in this many pieces.
+STARTS = "0123456789abcdef"
 _NAME = re.compile(rf"[0-9a-f]{{2}}/({JOB_ID.pattern})-(\d+)(?:\.[0-9a-f]{{64}})?")
 
 

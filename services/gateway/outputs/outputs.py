@@ -18,7 +18,7 @@ from darkroom.rpc.logs import log
 from darkroom.storage import Store, Stored
 from darkroom.v1 import generation_pb2, worker_pb2
 from services.gateway.outputs.draft import Draft
-from services.gateway.outputs.naming import FOLDERS, ORPHAN_AGE_S, PROBE, STORE_ID, claim_of, name_of, start_of
+from services.gateway.outputs.naming import ORPHAN_AGE_S, PROBE, STARTS, STORE_ID, claim_of, name_of, start_of
 
 CHUNK_BYTES = 256 * 1024
 # Read at once: most pictures need one request to a bucket.
@@ -66,9 +66,9 @@ class Outputs:
                 self.is_full = False
         return not self.is_full
 
-    def old_files(self, count: int) -> Iterator[list[tuple[str, int]]]:
-        """Yields finished files old enough to be judged, `count` at a time: each its job and its counter. Blocks."""
-        claims = iter(dict.fromkeys(claim for claim in self._old_claims() if claim is not None))
+    def old_files(self, count: int, age_s: float = ORPHAN_AGE_S) -> Iterator[list[tuple[str, int]]]:
+        """Yields finished files older than `age_s`, `count` at a time: each its job and its counter. Blocks."""
+        claims = iter(dict.fromkeys(claim for claim in self._old_claims(age_s) if claim is not None))
         while page := list(itertools.islice(claims, count)):
             yield page
 
@@ -122,9 +122,9 @@ class Outputs:
         except OSError as fault:
             log.warning("output_not_deleted", job_id=job_id, cause=str(fault))
 
-    def _old_claims(self) -> Iterator[tuple[str, int] | None]:
-        for folder in FOLDERS:
-            yield from (claim_of(file.key) for file in self._store.list(f"{folder}/") if _is_old(file))
+    def _old_claims(self, age_s: float) -> Iterator[tuple[str, int] | None]:
+        for start in STARTS:
+            yield from (claim_of(file.key) for file in self._store.list(start) if _age_s(file) > age_s)
 
     def _try_to_store(self) -> None:
         path = self._store.drafts / f"probe-{secrets.token_hex(4)}"
@@ -147,6 +147,5 @@ def _reading(job_id: str) -> Iterator[None]:
         raise OutputsUnavailableError(text, retry_after_s=5.0, job_id=job_id) from fault
 
 
-def _is_old(file: Stored) -> bool:
-    age = datetime.datetime.now(datetime.UTC) - file.modified_at
-    return age.total_seconds() > ORPHAN_AGE_S
+def _age_s(file: Stored) -> float:
+    return (datetime.datetime.now(datetime.UTC) - file.modified_at).total_seconds()
