@@ -1,4 +1,4 @@
-"""Progress on its way to the store: what comes while one write is under way goes with the next.
+"""Progress on its way to the store: what comes in one burst, or while a write is under way, goes in one write.
 
 Knows nothing of workers. Invariant: everything added is kept once and in order before `flush` returns.
 """
@@ -13,6 +13,9 @@ from darkroom.rpc.errors import DarkroomError
 from darkroom.rpc.serving import end_task
 from darkroom.v1 import generation_pb2
 
+# A worker tells several steps in one burst, which arrives message by message.
+GATHER_S = 0.005
+
 Entry = tuple[int, generation_pb2.Progress]
 Write = Callable[[Sequence[Entry]], Awaitable[None]]
 
@@ -22,10 +25,13 @@ class Journal:
 
     Args:
         write: keeps entries, all or none; repeating it is harmless for entries with a sequence.
+        gather_s: how long an entry waits for others, unless somebody flushes.
     """
 
-    def __init__(self, write: Write) -> None:
+    def __init__(self, write: Write, gather_s: float = GATHER_S) -> None:
         self._write = write
+        self._gather_s = gather_s
+        self._hurry = asyncio.Event()
         self._entries: list[Entry] = []
         self._writer: asyncio.Task[None] | None = None
 
@@ -40,6 +46,7 @@ class Journal:
     async def flush(self) -> None:
         """Returns when everything is kept; raises what a write failed with."""
         if self._writer is not None:
+            self._hurry.set()
             await asyncio.shield(self._writer)
 
     async def close(self) -> None:
@@ -51,5 +58,9 @@ class Journal:
 
     async def _write_all(self) -> None:
         while self._entries:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._gather_s):
+                    await self._hurry.wait()
             entries, self._entries = self._entries, []
             await self._write(entries)
+        self._hurry.clear()

@@ -24,6 +24,7 @@ from darkroom.rpc.errors import DarkroomError, NotLoadedError
 from darkroom.rpc.logs import log
 from darkroom.v1 import device_pb2, plan_pb2, worker_pb2
 from services.worker.config import WorkerSettings
+from services.worker.engine import host_heap
 from services.worker.engine.assembly.components import explain_reading
 from services.worker.engine.assembly.fitting import check_fit
 from services.worker.engine.assembly.line import assemble, dismantle
@@ -55,6 +56,8 @@ class DiffusersEngine(Engine):
         if settings.worker_threads:
             torch.set_num_threads(settings.worker_threads)
         self._device = choose_device(settings.worker_device)
+        if self._device.type == "cpu" and not host_heap.keep_freed():
+            log.info("heap_as_it_is", consequence="every step's memory comes from the kernel anew")
         if settings.worker_probes:
             # Beside the imports below, which take as long.
             name = device_name(self._device)
@@ -95,6 +98,8 @@ class DiffusersEngine(Engine):
         if self._assembly is not None:
             dismantle(self._assembly)
         self._assembly = None
+        if self._device.type == "cpu":
+            host_heap.give_back()
 
     def most_at_once(self) -> tuple[int, str]:
         return most_at_once(self._assembly) if self._assembly is not None else super().most_at_once()

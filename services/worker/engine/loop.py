@@ -25,8 +25,9 @@ from darkroom.rpc.logs import configure_logs, log
 from darkroom.v1 import device_pb2, engine_pb2, plan_pb2, worker_pb2
 from services.worker.config import WorkerSettings
 from services.worker.engine.batches import make_pictures
+from services.worker.engine.outbox import Outbox
 from services.worker.engine.reporting import ItemReporter, LoadReporter
-from services.worker.wire import pack, receive_message
+from services.worker.wire import receive_message
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
@@ -98,8 +99,7 @@ class EngineLoop:
 
     def __init__(self, make_engine: Callable[[], Engine], link: socket.socket) -> None:
         self._link = link
-        # A download tells its progress from threads of its own.
-        self._sending = threading.Lock()
+        self._outbox = Outbox(link)
         self._commands: queue.SimpleQueue[engine_pb2.EngineCommand] = queue.SimpleQueue()
         self._cancelled = Cancellations()
         # Before the engine is made, which imports for seconds: a supervisor that goes meanwhile is noticed.
@@ -109,7 +109,7 @@ class EngineLoop:
     def run(self, settings: WorkerSettings) -> None:
         """Says hello and works until the supervisor goes."""
         device = self._engine.open(settings)
-        self._send(engine_pb2.EngineEvent(hello=engine_pb2.EngineHello(device=device)))
+        self._outbox.send(engine_pb2.EngineEvent(hello=engine_pb2.EngineHello(device=device)))
         while True:
             self._execute(self._commands.get())
 
@@ -133,7 +133,7 @@ class EngineLoop:
         except Exception as failure:  # the process boundary: the supervisor gets every failure as data
             ended.error.CopyFrom(error_to_message(self._engine.explain(failure)))
         self._cancelled.forget(command.command_id)
-        self._send(engine_pb2.EngineEvent(command_id=command.command_id, ended=ended))
+        self._outbox.send(engine_pb2.EngineEvent(command_id=command.command_id, ended=ended))
 
     def _load(self, command: engine_pb2.EngineCommand, ended: engine_pb2.EngineEnded) -> None:
         send = self._answering(command)
@@ -160,18 +160,17 @@ class EngineLoop:
         make_pictures(self._engine, command.generate.items, report_of)
 
     def _answering(self, command: engine_pb2.EngineCommand) -> Callable[[engine_pb2.EngineEvent], None]:
+        phase: int | None = None
+
         def send(event: engine_pb2.EngineEvent) -> None:
+            nonlocal phase
             event.command_id = command.command_id
-            self._send(event)
+            # The supervisor's patience is that of a phase, which it must learn of even if the next thing is a hang.
+            told = event.run.progress.phase if event.HasField("run") and event.run.HasField("progress") else None
+            self._outbox.send(event, can_wait=told is not None and told == phase)
+            phase = told
 
         return send
-
-    def _send(self, event: engine_pb2.EngineEvent) -> None:
-        try:
-            with self._sending:
-                self._link.sendall(pack(event))
-        except OSError:
-            os._exit(0)
 
 
 def serve(make_engine: Callable[[], Engine]) -> None:
