@@ -125,6 +125,7 @@ class Cluster:
             "DARKROOM_GATEWAY_WORKER_LOST_S": str(lease_s),
             "DARKROOM_GATEWAY_WORKER_SILENCE_S": str(2 * lease_s),
             "DARKROOM_GATEWAY_HANG_SLACK_S": "3",
+            "DARKROOM_GATEWAY_MAX_BATCH": "4",
         }
         name = f"gateway-{place}"
         own |= self.clocks[name].environment
