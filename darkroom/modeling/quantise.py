@@ -207,9 +207,7 @@ def _fp8_on_cpu(weight: torch.Tensor, accumulation: Any, floor: float | None) ->
     )
 
     torch_kernels = KernelPreference.TORCH
-    activations = QuantizeTensorToFloat8Kwargs(
-        FLOAT8, PerRow(), mm_config=accumulation, hp_value_lb=floor, kernel_preference=torch_kernels
-    )
+    activations = QuantizeTensorToFloat8Kwargs(FLOAT8, PerRow(), hp_value_lb=floor, kernel_preference=torch_kernels)
     made: torch.Tensor = Float8Tensor.from_hp(
         weight.data,
         FLOAT8,
