@@ -56,6 +56,12 @@ class Question:
         return native_source(self.variant) if self.engine == NATIVE else None
 
     @functools.cached_property
+    def denoiser_file(self) -> checkpoint_pb2.CheckpointSource | None:
+        """The one file that the denoiser comes from; None where it comes from a folder."""
+        is_single = self.wishes.source.kind == checkpoint_pb2.CHECKPOINT_KIND_SINGLE_FILE
+        return self.wishes.source if is_single else self.gguf
+
+    @functools.cached_property
     def is_random(self) -> bool:
         """Tells whether weights are made up: nothing is read or fetched then."""
         return self.wishes.source.kind == RANDOM

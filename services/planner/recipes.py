@@ -78,8 +78,8 @@ def _dense_source(question: Question, component: Component) -> checkpoint_pb2.Ch
     """Returns where a component's own weights are; None where they come with the pipeline."""
     if question.is_random:
         return None
-    if component.role == DENOISER and question.gguf is not None:
-        return question.gguf
+    if component.role == DENOISER and question.denoiser_file is not None:
+        return question.denoiser_file
     return component.source
 
 
@@ -90,7 +90,7 @@ def base_source(
     source = question.catalogue.source(question.variant.name)
     if question.is_random and question.wishes.source.WhichOneof("location") is None:
         source.kind = RANDOM
-    elif question.wishes.HasField("source") and question.gguf is None and not names_artifact(question):
+    elif question.wishes.HasField("source") and question.denoiser_file is None and not names_artifact(question):
         source.CopyFrom(question.wishes.source)
     if candidate.source.kind == QUANTISE and source.kind == checkpoint_pb2.CHECKPOINT_KIND_DENSE:
         source.kind = QUANTISE

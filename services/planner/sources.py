@@ -60,7 +60,8 @@ def denoiser_sources(question: Question, scheme: Scheme) -> tuple[Source, ...]:
     """Returns every way to come by the denoisers under a scheme, best first."""
     if scheme not in CONVERTED:
         return (Source(DENSE),)
-    made = [] if _bakes_adapters(question) or question.is_random else list(_prequantised(question, scheme))
+    is_given = question.is_random or question.denoiser_file is not None
+    made = [] if _bakes_adapters(question) or is_given else list(_prequantised(question, scheme))
     dense = Source(QUANTISE)
     # What lies on the machine costs no download: dense weights there go before an artifact that is elsewhere.
     first = [source for source in made if source.is_at_hand]

@@ -15,6 +15,17 @@ from services.worker.tensor_headers import TensorHeader, corrupt, disguise, read
 GGUF, SINGLE_FILE = checkpoint_pb2.CHECKPOINT_KIND_GGUF, checkpoint_pb2.CHECKPOINT_KIND_SINGLE_FILE
 FILE_KINDS = (GGUF, SINGLE_FILE)
 MAGIC = b"GGUF"
+# What diffusers 0.42.1 unpacks, `SUPPORTED_GGUF_QUANT_TYPES`, and what needs no unpacking.
+GGUF_TYPES = frozenset(
+    {
+        *("F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
+        *("Q6_K", "Q5_K", "Q4_K", "Q3_K", "Q2_K", "IQ4_NL", "IQ4_XS"),
+    }
+)
+FLOAT8 = "F8_E4M3"
+# Kinds that say little without their scales, and how other programs call those.
+SCALED_KINDS = frozenset({"F8_E4M3", "F8_E5M2", "I8", "U8"})
+SCALES = ("scale_weight", "weight_scale", "scaled_fp8", "weight_scale_2")
 
 
 def source_file(source: checkpoint_pb2.CheckpointSource, settings: WorkerSettings) -> Path | None:
@@ -45,8 +56,37 @@ def read_file_header(path: Path, kind: int) -> dict[str, TensorHeader]:
 
     Raises:
         CorruptCheckpointError: it is broken, or something else than its kind.
+        SourceRefusedError: it is whole, and in types that can't be read.
     """
-    return read_gguf(path) if kind == GGUF else read_safetensors(path)
+    if kind == GGUF:
+        tensors = read_gguf(path)
+        _check_types(path, tensors)
+    else:
+        tensors = read_safetensors(path)
+        _check_single_file(path, tensors)
+    return tensors
+
+
+def holds_float8(path: Path) -> bool:
+    """Tells whether a safetensors file keeps weights in float8."""
+    return any(tensor.kind == FLOAT8 for tensor in read_safetensors(path).values())
+
+
+def _check_single_file(path: Path, tensors: dict[str, TensorHeader]) -> None:
+    scales = [name for name in tensors if name.endswith(SCALES)]
+    if scales and any(tensor.kind in SCALED_KINDS for tensor in tensors.values()):
+        raise SourceRefusedError(
+            f"{path.name} keeps weights with scales beside them ({scales[0]}), which can't be read yet; take a file "
+            "of plain float8, bfloat16 or float16 weights"
+        )
+
+
+def _check_types(path: Path, tensors: dict[str, TensorHeader]) -> None:
+    unknown = sorted({tensor.kind for tensor in tensors.values()} - GGUF_TYPES)
+    if unknown:
+        raise SourceRefusedError(
+            f"{path.name} holds {', '.join(unknown)}; GGUF is read in {', '.join(sorted(GGUF_TYPES))}"
+        )
 
 
 def read_gguf(path: Path) -> dict[str, TensorHeader]:

@@ -25,7 +25,7 @@ LETTERS = string.ascii_lowercase + string.digits
 MAX_TOKENS = 32
 
 
-def save_tiny_flux(folder: Path, seed: int = 0) -> FluxPipeline:
+def save_tiny_flux(folder: Path, seed: int = 0, guidance_embeds: bool = False) -> FluxPipeline:
     """Makes the pipeline, saves it to `folder` and returns it. The same seed gives the same weights."""
     torch.manual_seed(seed)
     pipeline = FluxPipeline(
@@ -59,6 +59,7 @@ def save_tiny_flux(folder: Path, seed: int = 0) -> FluxPipeline:
             joint_attention_dim=32,
             pooled_projection_dim=32,
             axes_dims_rope=(4, 4, 8),
+            guidance_embeds=guidance_embeds,
         ),
     )
     # Random layers hardly react to a prompt; wider ones do, beyond the rounding to 8 bits.

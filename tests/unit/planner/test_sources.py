@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from darkroom.knowledge import load_catalogue
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, planner_service_pb2, worker_pb2
+from services.planner.placement import ARRANGEMENTS
 from services.planner.planning import plan
 
 CATALOGUE = load_catalogue()
@@ -117,3 +120,51 @@ def test_a_gguf_file_stays_packed() -> None:
     assert denoiser(answer).scheme == device_pb2.SCHEME_GGUF
     assert denoiser(answer).weight_bytes == int(12_700_000_000 * 1.05)
     assert denoiser(answer).source.path == "/models/flux1-dev-Q8_0.gguf"
+
+
+def test_random_weights_are_built_by_the_plan_alone_and_nothing_is_fetched() -> None:
+    wish = plan_pb2.PlanPreferences()
+    wish.source.kind = checkpoint_pb2.CHECKPOINT_KIND_RANDOM
+    for model in ("flux.1-dev", "hidream-i1-full", "qwen-image", "flux.2-dev"):
+        answer = ask(model, preferences=wish, inspection=worker_pb2.Inspection(disk_free_bytes=1)).plan
+        assert answer.source.kind == checkpoint_pb2.CHECKPOINT_KIND_RANDOM
+        assert answer.source.fetch_bytes == 0
+        for part in answer.components:
+            architecture = CATALOGUE.architectures[CATALOGUE.find(model).components[part.name].architecture]
+            assert json.loads(part.configuration) == architecture.config
+            assert not part.HasField("source")
+
+
+def test_a_single_file_takes_the_denoisers_place_and_no_artifact_takes_the_files() -> None:
+    file = checkpoint_pb2.CheckpointSource(
+        kind=checkpoint_pb2.CHECKPOINT_KIND_SINGLE_FILE, path="/models/flux1-dev.safetensors"
+    )
+    answer = ask("flux.1-dev", preferences=plan_pb2.PlanPreferences(source=file)).plan
+    assert denoiser(answer).scheme == device_pb2.SCHEME_FP8
+    assert denoiser(answer).source == file
+    assert answer.source.repo_id == "black-forest-labs/FLUX.1-dev"
+
+
+def test_a_plan_says_how_many_numbers_a_component_holds_unless_nobody_could_count_them() -> None:
+    counted = {part.name: part.num_parameters for part in ask("flux.1-dev").plan.components}
+    assert counted["transformer"] == 11_901_408_320
+    # FLUX.1 schnell has no embedding of guidance: 256×3072 + 3072 + 3072×3072 + 3072 fewer.
+    assert denoiser(ask("flux.1-schnell").plan).num_parameters == 11_901_408_320 - 10_229_760
+    # The configuration of Krea 2's denoiser is gated.
+    assert denoiser(ask("krea-2-raw").plan).num_parameters == 0
+
+
+def test_models_that_change_a_picture_say_so_to_the_worker() -> None:
+    needy = {
+        model: ask(model).plan.call.needs_image for model in ("flux.1-kontext-dev", "qwen-image-edit", "flux.1-dev")
+    }
+    assert needy == {"flux.1-kontext-dev": True, "qwen-image-edit": True, "flux.1-dev": False}
+
+
+def test_text_encoders_are_planned_streamed_only_in_tiers_that_stream_them() -> None:
+    tiers = {item.placement.tier for item in ARRANGEMENTS if item.placement.streams_text_encoders}
+    assert tiers == {
+        plan_pb2.OFFLOAD_TIER_ENCODERS,
+        plan_pb2.OFFLOAD_TIER_GROUP,
+        plan_pb2.OFFLOAD_TIER_SEQUENTIAL,
+    }

@@ -127,16 +127,9 @@ def _remark(assembly: Assembly) -> str:
 
 
 def _engage_text_encoders(assembly: Assembly) -> None:
-    plan = assembly.plan
-    is_streamed = plan.streams_text_encoders and plan.offload in (ENCODERS, GROUP, SEQUENTIAL)
-    reason = "text encoders are streamed in tiers encoders, group and sequential only"
-    has_lapsed = plan.streams_text_encoders and not is_streamed
-    assembly.engage(
-        "text_encoder_streaming",
-        resolved=_word(plan.streams_text_encoders),
-        engaged=_word(is_streamed),
-        reason=reason if has_lapsed else "",
-    )
+    """Layer by layer everything is streamed; else what the plan says, which was refused where a tier can't."""
+    is_streamed = assembly.plan.streams_text_encoders or assembly.plan.offload == SEQUENTIAL
+    assembly.engage("text_encoder_streaming", resolved=_word(is_streamed), engaged=_word(is_streamed))
 
 
 def _decode_as_planned(assembly: Assembly) -> None:

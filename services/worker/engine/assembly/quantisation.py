@@ -6,14 +6,16 @@ hold; a component that was quantised halfway is dropped with the assembly, never
 
 from __future__ import annotations
 
+from darkroom.modeling.float8_files import keep_float8
 from darkroom.modeling.quantise import Quantised, quantise
 from darkroom.rpc.logs import log
 from darkroom.v1 import device_pb2, generation_pb2, plan_pb2
+from services.worker.component_files import SINGLE_FILE, holds_float8
 from services.worker.engine.assembly.artifacts import told
 from services.worker.engine.assembly.stage import DTYPES, Assembly, Stage
 from services.worker.engine.reporting import LoadReporter
 
-NONE, GGUF = device_pb2.SCHEME_NONE, device_pb2.SCHEME_GGUF
+NONE, GGUF, STORAGE = device_pb2.SCHEME_NONE, device_pb2.SCHEME_GGUF, device_pb2.SCHEME_FP8_STORAGE
 
 
 class QuantisationStage(Stage):
@@ -35,6 +37,10 @@ class QuantisationStage(Stage):
                 reasons.append(f"{part.name}: {_told(done)}")
                 scheme = scheme if done.num_layers else "none"
                 log.info("quantised", component=part.name, scheme=scheme, **vars(done))
+            elif part.source.kind == SINGLE_FILE and holds_float8(assembly.sources[part.name]):
+                num_layers = keep_float8(assembly.parts[part.name], DTYPES[part.compute_type], report.check)
+                scheme = scheme_name(STORAGE) if num_layers else scheme
+                reasons.append(f"{part.name}: {num_layers} layers stay in float8, as the file has them")
             engaged.append(f"{part.name}={scheme}")
         resolved = ", ".join(f"{part.name}={scheme_name(part.scheme)}" for part in assembly.plan.components)
         assembly.engage("scheme", resolved=resolved, engaged=", ".join(engaged), reason="; ".join(reasons))
