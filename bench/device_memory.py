@@ -60,6 +60,7 @@ class Case(NamedTuple):
 
 def measure_resident(model: Model, scheme: device_pb2.Scheme.ValueType) -> Figures:
     """A denoiser that stays on the device."""
+    before = torch.cuda.memory_allocated()
     module: Any = build(CATALOGUE, model.denoiser, DEVICE)
     figures: Figures = {}
     if scheme != BF16:
@@ -68,25 +69,27 @@ def measure_resident(model: Model, scheme: device_pb2.Scheme.ValueType) -> Figur
         module.compile_repeated_blocks(fullgraph=True, dynamic=False)
     prediction = Prediction(CATALOGUE, model)
     rest_bytes = prediction.rest_bytes(model.denoiser, scheme)
-    figures |= measure_calls(lambda inputs: module(**inputs, return_dict=False), lambda: model.inputs(DEVICE), STEPS)
+    figures |= measure_calls(lambda x: module(**x, return_dict=False), lambda: model.inputs(DEVICE), STEPS, before)
     return figures | predicted(rest_bytes, rest_bytes + prediction.activations.denoise)
 
 
 def measure_streamed(model: Model, scheme: device_pb2.Scheme.ValueType) -> Figures:
     """A denoiser whose blocks come from the host as they are needed."""
+    before = torch.cuda.memory_allocated()
     module: Any = build(CATALOGUE, model.denoiser, DEVICE)
     if scheme != BF16:
         quantise(CATALOGUE, module, model.denoiser, scheme, DEVICE)
     stream(module.to("cpu"), DEVICE, "block_level")
     prediction = Prediction(CATALOGUE, model)
     peak_bytes = prediction.weights(scheme).streamed_denoiser + prediction.activations.denoise
-    figures = measure_calls(lambda inputs: module(**inputs, return_dict=False), lambda: model.inputs(DEVICE), STEPS)
+    figures = measure_calls(lambda x: module(**x, return_dict=False), lambda: model.inputs(DEVICE), STEPS, before)
+    figures["pinned_bytes"] = torch.cuda.host_memory_stats()["allocated_bytes.current"]
     return figures | predicted(None, peak_bytes)
 
 
 def measure_decoding(model: Model, is_tiled: bool) -> Figures:
     """A VAE, in its compute type, decoding whole or in the tiles that plans ask for."""
-    prediction = Prediction(CATALOGUE, model)
+    before, prediction = torch.cuda.memory_allocated(), Prediction(CATALOGUE, model)
     dtype = prediction.dtype(model.vae)
     vae: Any = build(CATALOGUE, model.vae, DEVICE, dtype)
     if is_tiled:
@@ -97,12 +100,14 @@ def measure_decoding(model: Model, is_tiled: bool) -> Figures:
         lambda latents: vae.decode(latents, return_dict=False)[0],
         lambda: torch.randn(model.latents, device=DEVICE, dtype=dtype),
         1,
+        before,
     )
     return figures | predicted(rest_bytes, rest_bytes + needs)
 
 
 def measure_encoding(model: Model) -> Figures:
     """A text encoder with a prompt of the full length."""
+    before = torch.cuda.memory_allocated()
     module = build(CATALOGUE, model.encoder, DEVICE)
     prediction = Prediction(CATALOGUE, model)
     rest_bytes = prediction.rest_bytes(model.encoder)
@@ -110,6 +115,7 @@ def measure_encoding(model: Model) -> Figures:
         lambda tokens: module(input_ids=tokens, output_hidden_states=model.keeps_hidden_states),
         lambda: torch.randint(0, 1000, (1, TEXT_TOKENS), device=DEVICE),
         2,
+        before,
     )
     return figures | predicted(rest_bytes, rest_bytes + prediction.activations.encode)
 
@@ -140,12 +146,19 @@ def cases(names: list[str]) -> Iterator[Case]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
+    parser.add_argument(
+        "--only", nargs="*", metavar="ENDING", help="cases with these endings: 'groups'; others are kept"
+    )
     parser.add_argument("--seconds", type=float, default=600, help="start no case that would end after this long")
     parser.add_argument("--save", type=Path, help="write JSON here after each case, and a table beside it")
     options = parser.parse_args()
     figures: Figures = {"machine": describe_machine(), "cases": {}}
+    if options.only and options.save and options.save.exists():
+        figures["cases"] = json.loads(options.save.read_text())["cases"]
     began = time.perf_counter()
     for case in cases(options.models):
+        if options.only and not any(case.name.endswith(ending) for ending in options.only):
+            continue
         if time.perf_counter() - began + case.needed_s > options.seconds:
             print(f"no time for {case.name}", flush=True)
             continue

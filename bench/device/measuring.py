@@ -13,28 +13,37 @@ from typing import Any
 
 import torch
 
+from services.worker.engine.device import give_back
+
 
 def settle() -> None:
-    """Gives cached blocks back and begins a new peak."""
+    """Gives cached blocks back, the host's pinned ones too, and begins a new peak."""
     gc.collect()
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
+    give_back(torch.device("cuda"))
     torch.cuda.reset_peak_memory_stats()
 
 
-def measure_calls(call: Callable[[Any], Any], make_inputs: Callable[[], Any], count: int) -> dict[str, Any]:
+def measure_calls(
+    call: Callable[[Any], Any], make_inputs: Callable[[], Any], count: int, bytes_before: int
+) -> dict[str, Any]:
     """Calls once to warm up, then `count` times; returns bytes allocated and the median time of a call.
 
-    At rest is before the inputs are made; a peak counts them.
+    Args:
+        call: on the inputs.
+        make_inputs: its result counts for the peak, not for what rests.
+        count: calls.
+        bytes_before: allocated before the model was there: workspaces of the matrix libraries. Not at rest, but in the
+            peak.
     """
     settle()
-    rest_bytes, inputs = torch.cuda.memory_allocated(), make_inputs()
+    rest_bytes, inputs = torch.cuda.memory_allocated() - bytes_before, make_inputs()
     with torch.inference_mode():
         first_s = _time(call, inputs)
         first_peak = torch.cuda.max_memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         times_ms = [_time(call, inputs) * 1000 for _ in range(count)]
     return {
+        "workspace_bytes": bytes_before,
         "rest_bytes": rest_bytes,
         "peak_bytes": torch.cuda.max_memory_allocated(),
         "first_peak_bytes": first_peak,

@@ -16,7 +16,8 @@ def memory_table(figures: dict[str, Any]) -> str:
         "",
         f"{machine.get('gpu', machine['processor'])}, torch {machine['torch']}, diffusers {machine['diffusers']}, "
         f"torchao {machine.get('torchao', 'absent')}; `{machine['command']}`. GB of 10⁹ bytes that torch.cuda counted "
-        "as allocated; full-size architectures, random weights.",
+        "as allocated; full-size architectures, random weights. At rest is what the model added; a peak is all there "
+        "is, with the matrix libraries' workspaces (some 64 MB), which plans count in their overhead.",
         "",
         "| case | at rest: predicted | measured | off | peak: predicted | measured | off | a call, ms |",
         "|---|---|---|---|---|---|---|---|",

@@ -99,12 +99,16 @@ def versions() -> device_pb2.SoftwareVersions:
 
 
 def give_back(device: torch.device) -> None:
-    """Waits for the device and returns the allocator's cache to it."""
+    """Waits for the device and returns the allocator's cache to it, and pinned memory that nobody uses to the host."""
     if device.type == "cpu":
         return
     backend = getattr(torch, device.type)
     backend.synchronize()
     backend.empty_cache()
+    if device.type == "cuda":
+        # Before torch 2.12 the public name is missing.
+        release = getattr(torch.accelerator, "empty_host_cache", None) or torch._C._host_emptyCache
+        release()
 
 
 def _memory(device: torch.device, held_bytes: int) -> device_pb2.DeviceMemory:
