@@ -42,7 +42,10 @@ class WorkerSettings(Settings):
     )
     worker_cache_dir: Path = Field(
         Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "darkroom",
-        description="Folder for what was found out about the device, so that it is not tried at every start.",
+        description="Folder for what was found out about the device and for compiled code, kept from start to start.",
+    )
+    worker_compile_cache_bytes: int = Field(
+        4 * 2**30, ge=0, description="Most bytes of compiled code kept in the cache folder; 0 keeps none."
     )
     worker_probes: bool = Field(True, description="Try which schemes the device runs; without, models stay dense.")
     worker_start_s: float = Field(120.0, gt=0, description="Seconds that the engine process gets to say hello.")

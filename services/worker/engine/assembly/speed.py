@@ -14,6 +14,7 @@ import torch
 
 from darkroom.v1 import generation_pb2, plan_pb2
 from services.worker.engine.assembly.attention import denoisers
+from services.worker.engine.assembly.compile_cache import lookups, use_cache
 from services.worker.engine.assembly.compiling import (
     RecompileCounter,
     compile_blocks,
@@ -80,6 +81,7 @@ class SpeedStage(Stage):
                 return
         assembly.is_compiled = True
         assembly.restores.append(raise_limit())
+        lookups_before = _use_cache(assembly)
         for denoiser in denoisers(assembly):
             # The hooks of a cache decide in Python, step by step.
             fullgraph = wanted.fullgraph and assembly.cache_kind == plan_pb2.STEP_CACHE_KIND_OFF
@@ -96,6 +98,7 @@ class SpeedStage(Stage):
         counter = RecompileCounter(replays.forget if replays else lambda: None)
         assembly.watchers += [counter, *([replays] if replays else [])]
         blocks = ", ".join(sorted(frozenset().union(*names.values())))
+        _engage_cache(assembly, lookups_before)
         reason = f"{num_graphs() - made_before} graphs were made"
         assembly.engage("compile", resolved=f"blocks {blocks}", engaged="repeated blocks", reason=reason)
 
@@ -114,6 +117,27 @@ class SpeedStage(Stage):
             denoiser.forward = replayers[-1]
             assembly.restores.append(functools.partial(denoiser.__dict__.pop, "forward", None))
         return ReplayCounter(replayers)
+
+
+def _use_cache(assembly: Assembly) -> tuple[int, int] | None:
+    """Has compiled code kept on disk. Returns what was looked up before; None where nothing is kept."""
+    most_bytes = assembly.settings.worker_compile_cache_bytes
+    if not most_bytes:
+        assembly.engage("compile_cache", resolved="off", engaged="off")
+        return None
+    problem, restore = use_cache(assembly, most_bytes)
+    if problem:
+        assembly.engage("compile_cache", resolved="on", engaged="off", reason=problem)
+        return None
+    assembly.restores.append(restore)
+    return lookups()
+
+
+def _engage_cache(assembly: Assembly, before: tuple[int, int] | None) -> None:
+    if before is not None:
+        found, made = (after - earlier for after, earlier in zip(lookups(), before, strict=True))
+        engaged = f"{found} of {found + made} graphs found"
+        assembly.engage("compile_cache", resolved="on", engaged=engaged)
 
 
 def _replay_obstacle(assembly: Assembly) -> str:
