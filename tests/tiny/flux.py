@@ -28,6 +28,13 @@ MAX_TOKENS = 32
 def save_tiny_flux(folder: Path, seed: int = 0, guidance_embeds: bool = False) -> FluxPipeline:
     """Makes the pipeline, saves it to `folder` and returns it. The same seed gives the same weights."""
     torch.manual_seed(seed)
+    pipeline = build(guidance_embeds)
+    pipeline.save_pretrained(folder)
+    return pipeline
+
+
+def build(guidance_embeds: bool = False) -> FluxPipeline:
+    """Makes the pipeline; its weights are random numbers as they come."""
     pipeline = FluxPipeline(
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.5),
         vae=AutoencoderKL(
@@ -69,7 +76,6 @@ def save_tiny_flux(folder: Path, seed: int = 0, guidance_embeds: bool = False) -
                 parameter.mul_(8.0)
         for parameter in pipeline.transformer.parameters():
             parameter.mul_(1.5)
-    pipeline.save_pretrained(folder)
     return pipeline
 
 

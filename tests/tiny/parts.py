@@ -14,7 +14,7 @@ import torch
 from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler
 
 from darkroom.knowledge import load_catalogue
-from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2
+from darkroom.v1 import checkpoint_pb2, device_pb2, model_pb2, plan_pb2
 from services.worker.engine.assembly.random_weights import byte_tokenizer as byte_tokenizer
 
 VOCABULARY = 320
@@ -107,6 +107,7 @@ def plan_of(model: str, folder: Path, **arguments: Any) -> plan_pb2.Plan:
         call=variant.call,
         assembly_hooks=variant.assembly_hooks,
     )
+    plan.call.needs_image = variant.limits.image_input == model_pb2.IMAGE_INPUT_REQUIRED
     for fixed in plan.call.arguments:
         if fixed.name in arguments:
             setattr(fixed, fixed.WhichOneof("value"), arguments.pop(fixed.name))

@@ -6,13 +6,14 @@ looked at once it is here.
 
 from __future__ import annotations
 
+import importlib.util
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from darkroom.modeling.fitting import count_parameters, fit_file, fit_folder
-from darkroom.rpc.errors import CorruptCheckpointError
+from darkroom.rpc.errors import CorruptCheckpointError, PlanRefusedError
 from darkroom.v1 import checkpoint_pb2, plan_pb2
 from services.worker.checkpoint_files import read_json
 from services.worker.component_files import FILE_KINDS, read_file_header, source_file
@@ -26,6 +27,8 @@ DENSE_KINDS = (
     checkpoint_pb2.CHECKPOINT_KIND_DENSE,
     checkpoint_pb2.CHECKPOINT_KIND_DENSE_THEN_QUANTISE,
 )
+# Processors that transformers 5.24 has for torchvision alone; of others it has versions for Pillow.
+NEED_TORCHVISION = frozenset({"PixtralProcessor", "Qwen2VLProcessor", "Qwen2_5_VLProcessor", "Qwen3VLProcessor"})
 # Text encoders are read with or without heads and eyes that a pipeline does not use; others hold exactly what they do.
 ENCODER_SLACK = 0.1
 
@@ -36,6 +39,7 @@ def check_fit(plan: plan_pb2.Plan, settings: WorkerSettings) -> None:
     Raises:
         CorruptCheckpointError: weights don't fit, or are another model's.
         SourceRefusedError: a class is unknown, or something is missing.
+        PlanRefusedError: a package is missing that the pipeline's processor needs.
     """
     if plan.source.kind not in DENSE_KINDS:
         return
@@ -44,10 +48,20 @@ def check_fit(plan: plan_pb2.Plan, settings: WorkerSettings) -> None:
     if folder is None:
         return
     index = read_json(folder / "model_index.json", missing=f"{folder.name} is no pipeline folder")
+    _check_processors(index)
     for part in plan.components:
         module = _fitted(part, folder, index.get(part.name), settings)
         if module is not None:
             _check_count(part, count_parameters(module))
+
+
+def _check_processors(index: dict[str, Any]) -> None:
+    """Names the package that a pipeline's processor lacks: the libraries say it in words that hide it, and late."""
+    named = [str(entry[1]) for entry in index.values() if isinstance(entry, list) and len(entry) == 2]
+    needy = sorted(NEED_TORCHVISION.intersection(named))
+    if needy and importlib.util.find_spec("torchvision") is None:
+        text = f"{needy[0]} needs torchvision, which is not installed on this worker; darkroom[worker-cuda] brings it"
+        raise PlanRefusedError(text)
 
 
 def _fitted(part: plan_pb2.ComponentPlan, folder: Path, named: Any, settings: WorkerSettings) -> nn.Module | None:
