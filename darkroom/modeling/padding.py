@@ -1,11 +1,14 @@
-"""Layers that see too few rows for a kernel: their input is padded, where that is proven to change no bit.
+"""Layers that may see too few rows for a kernel: their input is padded then, which changes no bit of the rows.
 
-`torch._int_mm` takes more than 16 rows on a GPU, and some layers see one for each picture. Letters: R rows, K input
-features. Invariant: a padded layer gives for each row, bit for bit, what it gives within a full batch.
+`torch._int_mm` takes more than 16 rows on a GPU. Layers that see one row a picture, streams of short prompts, pictures
+of few tokens and experts that few tokens choose are all below that at times. Letters: R rows, K input features.
+Invariant: a guarded layer gives for each row, bit for bit, what it gives within a full batch.
 """
 
 from __future__ import annotations
 
+import math
+import types
 from typing import Any
 
 import torch
@@ -16,41 +19,32 @@ PADDED_ROWS = 32
 PROVEN_ROWS = (1, 13, 16)
 
 
+def guard_rows(layer: nn.Module, min_rows: int) -> None:
+    """Has the layer's input padded wherever it has fewer than `min_rows` rows; 0 changes nothing."""
+    if not min_rows:
+        return
+    layer._darkroom_min_rows = min_rows  # type: ignore[assignment]
+    # By its forward and not by hooks: a compiler sees a branch on a shape, and nothing that is written.
+    layer.forward = types.MethodType(_guarded, layer)  # type: ignore[method-assign]
+
+
 def pad_rows(layer: nn.Module, min_rows: int, compute_type: torch.dtype) -> bool:
-    """Pads the layer's input wherever it has fewer than `min_rows` rows. Returns whether that is proven exact; a layer
-    that fails the proof is left as it was."""
-    hooks = (
-        layer.register_forward_pre_hook(_Padding(min_rows)),
-        layer.register_forward_hook(_cut),
-    )
+    """As `guard_rows`, for a layer that always sees few rows. Returns whether it is proven exact; a layer that fails
+    the proof is left as it was."""
+    guard_rows(layer, min_rows)
     if _is_exact(layer, compute_type):
         return True
-    for hook in hooks:
-        hook.remove()
+    del layer.__dict__["forward"], layer.__dict__["_darkroom_min_rows"]
     return False
 
 
-class _Padding:
-    """Pads, and notes on the module how many rows there were."""
-
-    def __init__(self, min_rows: int) -> None:
-        self._min_rows = min_rows
-
-    def __call__(self, module: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
-        values = args[0]
-        num_rows = values.numel() // values.shape[-1]
-        module._darkroom_shape = None
-        if not 0 < num_rows < self._min_rows:
-            return None
-        module._darkroom_shape = values.shape[:-1]
-        padded_RK = values.new_zeros(PADDED_ROWS, values.shape[-1])
-        padded_RK[:num_rows] = values.reshape(num_rows, -1)
-        return (padded_RK, *args[1:])
-
-
-def _cut(module: Any, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor | None:
-    shape = module._darkroom_shape
-    return None if shape is None else output[: shape.numel()].reshape(*shape, -1)
+def _guarded(self: Any, values: torch.Tensor) -> torch.Tensor:
+    num_rows = math.prod(values.shape[:-1])
+    plain = type(self).forward
+    if num_rows == 0 or num_rows >= self._darkroom_min_rows:
+        return plain(self, values)  # type: ignore[no-any-return]
+    padded_RK = nn.functional.pad(values.reshape(num_rows, -1), (0, 0, 0, PADDED_ROWS - num_rows))
+    return plain(self, padded_RK)[:num_rows].reshape(*values.shape[:-1], -1)  # type: ignore[no-any-return]
 
 
 def _is_exact(layer: Any, compute_type: torch.dtype) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from darkroom.modeling.filters import taken_layers
-from darkroom.modeling.padding import pad_rows
+from darkroom.modeling.padding import guard_rows, pad_rows
 from darkroom.modeling.storage import storage_bytes
 from darkroom.rpc.errors import KernelFailedError, PlanRefusedError, SourceRefusedError
 from darkroom.v1 import device_pb2, plan_pb2
@@ -124,6 +124,7 @@ def quantise_layer(
     dense: Any = layer.weight
     _convert(layer.to(device), scheme, recipe)
     if not any(part in name for part in recipe.pad_names):
+        guard_rows(layer, recipe.min_rows)
         return Layer.QUANTISED
     if pad_rows(layer, recipe.min_rows, compute_type):
         return Layer.PADDED
@@ -147,7 +148,9 @@ def adopt(module: nn.Module, scheme: int, recipe: plan_pb2.QuantisationRecipe, c
     for name, layer in list(taken_layers(module, recipe)):
         if scheme == STORAGE:
             _cast(layer, compute_type)
-        elif any(part in name for part in recipe.pad_names) and not pad_rows(layer, recipe.min_rows, compute_type):
+        elif not any(part in name for part in recipe.pad_names):
+            guard_rows(layer, recipe.min_rows)
+        elif not pad_rows(layer, recipe.min_rows, compute_type):
             raise SourceRefusedError(f"padding the rows of {name} is not exact on this device, so it has to be dense")
     if scheme == STORAGE:
         _pin_dtype(module, compute_type)

@@ -161,6 +161,42 @@ def test_padded_rows_are_the_rows_of_a_full_batch_bit_for_bit() -> None:
             assert torch.equal(values.reshape(count, 64), unpadded(rows)[:count])
 
 
+class Watched(nn.Linear):
+    """Notes how many rows its kernel is shown."""
+
+    def __init__(self) -> None:
+        super().__init__(64, 64)
+        self.seen: list[int] = []
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.seen.append(rows.numel() // rows.shape[-1])
+        return super().forward(rows)
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 40])
+def test_a_layer_of_int8_never_shows_its_kernel_fewer_rows_than_it_takes(num_rows: int) -> None:
+    layer = Watched().to(torch.bfloat16)
+    quantise(nn.Sequential(layer), INT8, plan_pb2.QuantisationRecipe(min_rows=17), torch.bfloat16, CPU)
+    rows = torch.randn(64, 64, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        values, whole = layer(rows[None, :num_rows]), layer(rows)
+    assert layer.seen == [max(num_rows, 32) if num_rows < 17 else num_rows, 64]
+    assert torch.equal(values[0], whole[:num_rows])
+
+
+def test_guarded_layers_compile_into_one_graph_whatever_the_number_of_rows() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(torch.bfloat16)
+    plain = copy.deepcopy(model)
+    quantise(model, INT8, plan_pb2.QuantisationRecipe(min_rows=17), torch.bfloat16, CPU)
+    quantise(plain, INT8, plan_pb2.QuantisationRecipe(), torch.bfloat16, CPU)
+    compiled = torch.compile(model, backend="eager", fullgraph=True, dynamic=True)
+    with torch.inference_mode():
+        for num_rows in (40, 64, 1, 13):
+            rows = torch.randn(1, num_rows, 64, dtype=torch.bfloat16)
+            assert torch.equal(compiled(rows), plain(rows))
+    torch.compiler.reset()
+
+
 def test_a_layer_whose_padding_changes_a_bit_stays_as_it_was() -> None:
     class Mixing(nn.Linear):
         def forward(self, values: torch.Tensor) -> torch.Tensor:
