@@ -37,24 +37,22 @@ def build_random(
             module = construct()
     finally:
         torch.set_default_dtype(before)
-    _fill(module, torch.Generator(drawn_on).manual_seed(SEED), rests_on)
+    _fill(module, compute_type, torch.Generator(drawn_on).manual_seed(SEED), rests_on)
     return module.to(rests_on).eval().requires_grad_(False)
 
 
-def _fill(module: nn.Module, generator: torch.Generator, rests_on: torch.device) -> None:
+def _fill(module: nn.Module, compute_type: torch.dtype, generator: torch.Generator, rests_on: torch.device) -> None:
     kept = kept_float32(module)
-    drawn: dict[int, nn.Parameter] = {}
     for prefix, owner in module.named_modules():
         for name, empty in list(owner._parameters.items()):
             if empty is None:
                 continue
-            # Tied layers share one parameter, and go on sharing it.
-            if id(empty) not in drawn:
-                whole_name = f"{prefix}.{name}" if prefix else name
-                dtype = torch.float32 if whole_name in kept else empty.dtype
-                values = _draw(name, empty.shape, dtype, generator).to(rests_on)
-                drawn[id(empty)] = nn.Parameter(values, requires_grad=False)
-            owner._parameters[name] = drawn[id(empty)]
+            whole_name = f"{prefix}.{name}" if prefix else name
+            # Not the type it was made in: a configuration of transformers may name one of its own.
+            values = _draw(name, empty.shape, torch.float32 if whole_name in kept else compute_type, generator)
+            owner._parameters[name] = nn.Parameter(values.to(rests_on), requires_grad=False)
+    if hasattr(module, "tie_weights"):
+        module.tie_weights()
 
 
 def _draw(name: str, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

@@ -76,13 +76,18 @@ def fill_empty(module: torch.nn.Module) -> None:
 
 def save(folder: Path, build: Callable[[], Any], seed: int = 0) -> Path:
     """Builds a pipeline from a seed and saves it."""
+    build_from(build, seed).save_pretrained(folder)
+    return folder
+
+
+def build_from(build: Callable[[], Any], seed: int = 0) -> Any:
+    """Builds a pipeline from a seed."""
     torch.manual_seed(seed)
     pipeline = build()
     for component in pipeline.components.values():
         if isinstance(component, torch.nn.Module):
             fill_empty(component)
-    pipeline.save_pretrained(folder)
-    return folder
+    return pipeline
 
 
 def plan_of(model: str, folder: Path, **arguments: Any) -> plan_pb2.Plan:
