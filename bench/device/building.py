@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from darkroom.knowledge import Catalogue
+from darkroom.knowledge import Architecture, Catalogue
 from darkroom.knowledge.recipes import recipe_of
 from darkroom.modeling.quantise import Quantised
 from darkroom.modeling.quantise import quantise as quantise_layers
@@ -20,9 +20,13 @@ from darkroom.v1.device_pb2 import Scheme
 def build(
     catalogue: Catalogue, architecture: str, device: torch.device, dtype: torch.dtype = torch.bfloat16
 ) -> nn.Module:
-    """Returns the architecture on the device."""
-    known = catalogue.architectures[architecture]
-    return build_random(lambda: build_skeleton(known, "cpu"), dtype, device, device)
+    """Returns the catalogue's architecture on the device."""
+    return build_from(catalogue.architectures[architecture], device, dtype)
+
+
+def build_from(architecture: Architecture, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> nn.Module:
+    """Returns an architecture on the device."""
+    return build_random(lambda: build_skeleton(architecture, "cpu"), dtype, device, device)
 
 
 def quantise(
