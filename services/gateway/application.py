@@ -111,7 +111,9 @@ async def _build(settings: GatewaySettings, catalogue: Catalogue, client: aiored
     means = Resources(settings, jobs, bell, outputs, PlannerClient(settings.gateway_planner), pool)
     drained = asyncio.Event()
     bounds = Bounds(settings.gateway_max_queued, settings.gateway_max_queued_per_tenant)
-    generation = GenerationServicer(jobs, Events(client, bell), outputs, pool, catalogue.message, bounds, drained)
+    generation = GenerationServicer(
+        jobs, Events(client, bell), outputs, means.explain, catalogue.message, bounds, drained
+    )
     return _Parts(means, Dispatch(means), generation, drained)
 
 

@@ -215,6 +215,8 @@ class FakeWorker:
     def _begin(self, request: worker_service_pb2.WorkerServiceGenerateRequest, is_newer: bool) -> FakeRun:
         if self.loaded is None or self.loaded.plan.model != request.model:
             raise NotLoadedError(f"{request.model} is not loaded")
+        if request.after_sequence > 0 or request.must_exist:
+            raise NotLoadedError(f"run {request.run_id} is not here")
         if any(run.item.job_id == request.items[0].job_id for run in self.runs.values()):
             raise InvalidRequestError({"items.job_id": "belongs to another run on this worker"})
         if is_newer:

@@ -25,19 +25,14 @@ class Draft:
     Args:
         store: where it will be.
         name: the claim's key there.
-
-    Raises:
-        DiskFullError: it can't be begun.
     """
 
     def __init__(self, store: Store, name: str) -> None:
         self._store = store
         self._name = name
         self._path = store.drafts / name.rpartition("/")[2]
-        try:
-            self._file: IO[bytes] = self._path.open("wb")
-        except OSError as full:
-            raise DiskFullError(f"the output can't be begun: {full.strerror}", path=self._path.parent) from full
+        # Opened with the first piece, so that a disk that is full then fails like one that is full later.
+        self._file: IO[bytes] | None = None
         self._hash = hashlib.sha256()
         self._size = 0
 
@@ -59,7 +54,7 @@ class Draft:
             text = f"the worker sent bytes {chunk.offset} to {chunk.offset + len(chunk.data)} after {self._size}"
             raise BrokenOutputError(text)
         try:
-            self._file.write(chunk.data)
+            self._opened().write(chunk.data)
         except OSError as full:
             raise DiskFullError(f"the output can't be written: {full.strerror}", path=self._path.parent) from full
         self._hash.update(chunk.data)
@@ -87,13 +82,19 @@ class Draft:
 
     def discard(self) -> None:
         """Forgets a file that was not committed."""
-        with contextlib.suppress(OSError):  # what it still held does not fit on the disk: so be it
-            self._file.close()
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # what it still held does not fit on the disk: so be it
+                self._file.close()
         self._path.unlink(missing_ok=True)
+
+    def _opened(self) -> IO[bytes]:
+        if self._file is None:
+            self._file = self._path.open("wb")
+        return self._file
 
     def _settle(self) -> None:
         try:
-            self._file.close()
+            self._opened().close()
             if self._store.is_local:
                 self._store.take_file(self._name, self._path)
             else:

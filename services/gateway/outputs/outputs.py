@@ -30,8 +30,8 @@ class Outputs:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        # Set by whoever could not store a file.
-        self.is_full = False
+        # Why no file can be stored now, "" where one can; set by whoever could not store his.
+        self.problem = ""
 
     async def open(self) -> str:
         """Returns the store's id, which is made up and kept there where it has none. Raises OSError."""
@@ -43,7 +43,7 @@ class Outputs:
         return await asyncio.to_thread(find)
 
     def draft(self, job_id: str, counter: int) -> Draft:
-        """Starts a file. Raises UnknownJobError for what is no id, DiskFullError."""
+        """Starts a file. Raises UnknownJobError for what is no id."""
         return Draft(self._store, name_of(job_id, counter))
 
     async def exists(self, job_id: str, counter: int) -> bool:
@@ -60,11 +60,11 @@ class Outputs:
 
     async def has_room(self) -> bool:
         """Tries whether a file can be stored, if the last one could not."""
-        if self.is_full:
+        if self.problem:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(self._try_to_store)
-                self.is_full = False
-        return not self.is_full
+                self.problem = ""
+        return not self.problem
 
     def old_files(self, count: int, age_s: float = ORPHAN_AGE_S) -> Iterator[list[tuple[str, int]]]:
         """Yields finished files older than `age_s`, `count` at a time: each its job and its counter. Blocks."""

@@ -55,7 +55,9 @@ class Batch:
         # Last event of the run that this gateway has seen.
         self._sequence = min(claim.run_sequence for claim in claims)
         # A run that told something once is not begun anew by whoever adopts it: if the worker lost it, that is a loss.
-        self._has_attached = self._is_adopted and any(claim.run_sequence for claim in claims)
+        # So is one that was adopted before in silence, or a job that takes gateway and worker with it would start over
+        # for ever.
+        self._has_attached = self._is_adopted and any(claim.run_sequence or claim.num_unheard > 1 for claim in claims)
         # Jobs whose failure triggers a fallback of the plan, with that failure: they run again when the run has ended.
         self._fallen: dict[str, DarkroomError] = {}
 

@@ -130,7 +130,9 @@ class Dispatch:
                 self._idle.set()
 
     async def _adopt(self) -> Claim | None:
-        return None if self._is_draining else await self._means.jobs.adopt(self._means.settings.gateway_lease_s)
+        if self._is_draining or not await self._means.outputs.has_room():
+            return None
+        return await self._means.jobs.adopt(self._means.settings.gateway_lease_s)
 
     async def _resume(self, claim: Claim) -> None:
         """Drives adopted jobs on the worker that has them, once that answers; else the worker is lost."""

@@ -25,3 +25,7 @@ class Resources:
     outputs: Outputs
     planner: PlannerClient
     pool: Pool
+
+    def explain(self) -> str:
+        """Returns why jobs wait although nothing runs before them, as this gateway sees it; "" where they need not."""
+        return self.pool.explain() or self.outputs.problem or self.planner.problem

@@ -175,7 +175,8 @@ class Runner:
         is_late = self.claim.left_s == 0
         if verdict in WORKERS_FAULT and not is_late:
             self._seat.went_wrong(self.claim.token.counter)
-        self._means.outputs.is_full |= isinstance(error, DiskFullError | OutputsUnavailableError)
+        if isinstance(error, DiskFullError | OutputsUnavailableError):
+            self._means.outputs.problem = error.message
         is_gone = isinstance(error, WorkerLostError) and not is_late
         if is_gone:
             self._seat.lost(error.message)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import TypeAlias
 
 import grpc
@@ -24,7 +24,6 @@ from services.gateway.store.events import Events
 from services.gateway.store.jobs import Jobs
 from services.gateway.store.record import is_terminal
 from services.gateway.store.vocabulary import Bounds
-from services.gateway.workers.pool import Pool
 
 Context: TypeAlias = grpc.aio.ServicerContext
 Submission: TypeAlias = generation_service_pb2.SubmitJobRequest | generation_service_pb2.GenerateRequest
@@ -35,6 +34,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     """Serves jobs.
 
     Args:
+        explain: tells why no job can run now; "" where one can.
         find_model: the catalogue's look-up.
         drained: set when this gateway has stopped driving jobs; ends the streams.
     """
@@ -44,7 +44,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         jobs: Jobs,
         events: Events,
         outputs: Outputs,
-        pool: Pool,
+        explain: Callable[[], str],
         find_model: FindModel,
         bounds: Bounds,
         drained: asyncio.Event,
@@ -52,7 +52,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         self._jobs = jobs
         self._events = events
         self._outputs = outputs
-        self._pool = pool
+        self._explain_waiting = explain
         self._find_model = find_model
         self._bounds = bounds
         self._drained = drained
@@ -171,7 +171,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             if self._drained.is_set() and not is_terminal(job):
                 text = "this gateway is stopping; watch the job again, the next one answers"
                 raise DrainingError(text, retry_after_s=1.0, job_id=job.id)
-            if job.state == job_pb2.JOB_STATE_QUEUED and (problem := self._pool.explain()):
+            if job.state == job_pb2.JOB_STATE_QUEUED and (problem := self._explain_waiting()):
                 await self._jobs.note(job.id, _waiting(problem))
 
         async with contextlib.aclosing(self._events.watch(job_id, after, on_quiet)) as events:
@@ -187,10 +187,10 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
                 yield chunk
 
     def _explained(self, job: job_pb2.Job) -> job_pb2.Job:
-        """A queued job says why it waits, where no worker is there."""
+        """A queued job says why it waits, where that is not other jobs."""
         if job.state == job_pb2.JOB_STATE_QUEUED:
             job.progress.phase = generation_pb2.PHASE_QUEUED
-            if problem := self._pool.explain():
+            if problem := self._explain_waiting():
                 job.progress.CopyFrom(_waiting(problem))
         return job
 

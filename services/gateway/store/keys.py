@@ -30,10 +30,10 @@ One server, not a cluster: scripts derive names from ids.
 Fields of a job: request, terms, tenant, created_ms, started_ms, finished_ms, deadline_ms, state, attempts, worker,
 seq, state_seq, progress, output, bytes (of the output's file), error, kind, request_id, redriven_as, redriven_from,
 failed_attempts (messages, one after the other). Never shown: token (of the newest claim), run and run_seq (name of
-the run on the worker and its last event kept here), shape (jobs of one shape may run together), alone (once its engine
-died, it runs with no other), place (in line; a job that returns to it keeps its place),
-passed_ms (when another job first went before it at the head of the line), cancel (asked for), lost and deaths (how
-often a worker was lost, an engine died), terminal_writes (never above 1).
+the run on the worker and its last event kept here), unheard (adoptions before such an event), shape (jobs of one shape
+may run together), alone (once its engine died, it runs with no other), place (in line; a job that returns to it keeps
+its place), passed_ms (when another job first went before it at the head of the line), cancel (asked for), lost and
+deaths (how often a worker was lost, an engine died), terminal_writes (never above 1).
 Of an ended job only what is shown, token, lost, deaths and terminal_writes stay; of a failed one place, kind and shape
 as well.
 Protobuf values are opaque bytes to Redis; times are the server's clock in milliseconds.

@@ -29,6 +29,8 @@ class Claim:
     # Last event of the run that is kept already.
     run_sequence: int
     is_adopted: bool
+    # How often the run was adopted before anything was heard of it.
+    num_unheard: int = 0
     # The job's deadline on this machine's monotonic clock; None without one. Not earlier than by the server's clock.
     ends_at: float | None = None
     # Claims of the jobs that run with it as one batch, under the same token.
@@ -100,5 +102,6 @@ def _claim(job_id: bytes, token: worker_pb2.FencingToken, fields: Fields, now_ms
         run_id=fields[b"run"].decode(),
         run_sequence=int(fields.get(b"run_seq", 0)),
         is_adopted=is_adopted,
+        num_unheard=int(fields.get(b"unheard", 0)),
         ends_at=time.monotonic() + (int(deadline_ms) - now_ms) / 1000 if deadline_ms else None,
     )

@@ -6,6 +6,7 @@ Knows nothing of jobs' states. Invariant: a failure that the peer did not word i
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncGenerator, Iterator
 
 import grpc
@@ -29,6 +30,8 @@ PLAN_TIMEOUT_S = 10.0
 # Inspecting may walk a cache of many files.
 INSPECT_TIMEOUT_S = 30.0
 UNLOAD_TIMEOUT_S = 60.0
+# Longer than the pause of a worker whose jobs needed a planner in vain: Seat's MAX_PENALTY_S and a call.
+PROBLEM_KEPT_S = 20.0
 
 Token = worker_pb2.FencingToken
 
@@ -115,6 +118,8 @@ class PlannerClient:
         self._address = address
         self._channel = open_channel(address)
         self._stub = planner_service_pb2_grpc.PlannerServiceStub(self._channel)
+        self._problem = ""
+        self._failed_at = 0.0
 
     async def close(self) -> None:
         """Ends the connection."""
@@ -124,10 +129,20 @@ class PlannerClient:
         self, request: planner_service_pb2.PlanRequest, limit_s: float | None = None
     ) -> planner_service_pb2.PlanResponse:
         """Returns a plan or "nothing fits", within `limit_s`. Raises NoPlannerError, or what the planner says."""
-        with _translated(NoPlannerError, f"planner {self._address}"):
-            timeout_s = _shorter(PLAN_TIMEOUT_S, limit_s)
-            answer: planner_service_pb2.PlanResponse = await self._stub.Plan(request, timeout=timeout_s)
+        try:
+            with _translated(NoPlannerError, f"planner {self._address}"):
+                timeout_s = _shorter(PLAN_TIMEOUT_S, limit_s)
+                answer: planner_service_pb2.PlanResponse = await self._stub.Plan(request, timeout=timeout_s)
+        except NoPlannerError as gone:
+            self._problem, self._failed_at = gone.message, time.monotonic()
+            raise
+        self._problem = ""
         return answer
+
+    @property
+    def problem(self) -> str:
+        """Why it did not answer when it was last asked; "" where it did, or nobody asked for a while."""
+        return self._problem if time.monotonic() - self._failed_at < PROBLEM_KEPT_S else ""
 
 
 def _shorter(own_s: float, limit_s: float | None) -> float:

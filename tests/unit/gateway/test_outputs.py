@@ -179,7 +179,7 @@ async def test_only_old_files_of_ours_are_judged(tmp_path: Path) -> None:
 async def test_a_directory_that_takes_nothing_is_full_until_it_takes_something(tmp_path: Path) -> None:
     folder = tmp_path / "outputs"
     outputs = Outputs(open_store(folder))
-    outputs.is_full = True
+    outputs.problem = "no room"
     (folder / ".drafts").rename(folder / ".gone")
     with pytest.raises(DiskFullError):
         outputs.draft(JOB, 1)

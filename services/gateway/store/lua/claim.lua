@@ -48,7 +48,7 @@ local function take(taken)
   leave_queue(taken)
   redis.call('HINCRBY', job_key(taken), 'attempts', 1)
   redis.call('HSET', job_key(taken), 'worker', worker, 'run', run, 'run_seq', '0', 'started_ms', whole(now_ms()))
-  redis.call('HDEL', job_key(taken), 'progress')
+  redis.call('HDEL', job_key(taken), 'progress', 'unheard')
   hold(taken, worker, token, lease_ms)
   enter(taken, RUNNING)
   answer[#answer + 1] = taken

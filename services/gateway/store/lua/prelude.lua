@@ -101,7 +101,7 @@ local function finish(id, state, output, problem, bytes)
   end
   redis.call('HINCRBY', key, 'terminal_writes', 1)
   -- A record is kept for long: what only a waiting or running job needs goes. A dead one may be re-driven.
-  redis.call('HDEL', key, 'run', 'run_seq', 'passed_ms', 'cancel', 'alone')
+  redis.call('HDEL', key, 'run', 'run_seq', 'unheard', 'passed_ms', 'cancel', 'alone')
   if state ~= FAILED then redis.call('HDEL', key, 'place', 'kind', 'shape') end
   enter(id, state)
   redis.call('PEXPIRE', P .. 'events:' .. id, EVENTS_KEPT_AFTER_END_MS)
