@@ -27,37 +27,38 @@ from darkroom.v1 import device_pb2 as darkroom_dot_v1_dot_device__pb2
 from darkroom.v1 import error_pb2 as darkroom_dot_v1_dot_error__pb2
 from darkroom.v1 import generation_pb2 as darkroom_dot_v1_dot_generation__pb2
 from darkroom.v1 import plan_pb2 as darkroom_dot_v1_dot_plan__pb2
+from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x61rkroom/v1/worker.proto\x12\x0b\x64\x61rkroom.v1\x1a\x1c\x64\x61rkroom/v1/checkpoint.proto\x1a\x18\x64\x61rkroom/v1/device.proto\x1a\x17\x64\x61rkroom/v1/error.proto\x1a\x1c\x64\x61rkroom/v1/generation.proto\x1a\x16\x64\x61rkroom/v1/plan.proto\"1\n\x0c\x46\x65ncingToken\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x03\"\xaf\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.darkroom.v1.WorkerState\x12#\n\x06\x64\x65vice\x18\x03 \x01(\x0b\x32\x13.darkroom.v1.Device\x12(\n\x06loaded\x18\x04 \x01(\x0b\x32\x18.darkroom.v1.LoadedModel\x12)\n\x06holder\x18\x05 \x01(\x0b\x32\x19.darkroom.v1.FencingToken\x12\x0f\n\x07job_ids\x18\x06 \x03(\t\x12\x12\n\nengine_pid\x18\x07 \x01(\x03\x12(\n\x0clast_failure\x18\x08 \x01(\x0b\x32\x12.darkroom.v1.Error\x12\x1a\n\x12\x64\x65vice_age_seconds\x18\t \x01(\x01\"\xa1\x01\n\x0bLoadedModel\x12\x1f\n\x04plan\x18\x01 \x01(\x0b\x32\x11.darkroom.v1.Plan\x12,\n\x0b\x65ngagements\x18\x02 \x03(\x0b\x32\x17.darkroom.v1.Engagement\x12\x15\n\rplanned_bytes\x18\x03 \x01(\x03\x12\x16\n\x0emeasured_bytes\x18\x04 \x01(\x03\x12\x14\n\x0cload_seconds\x18\x05 \x01(\x01\"\x8b\x01\n\nInspection\x12\x12\n\nis_present\x18\x01 \x01(\x08\x12\x15\n\rpresent_bytes\x18\x02 \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12(\n\tartifacts\x18\x05 \x03(\x0b\x32\x15.darkroom.v1.Artifact\"J\n\x07RunItem\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12/\n\x07request\x18\x02 \x01(\x0b\x32\x1e.darkroom.v1.GenerationRequest\"\x84\x02\n\x08RunEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x08progress\x18\x03 \x01(\x0b\x32\x15.darkroom.v1.ProgressH\x00\x12%\n\x06output\x18\x04 \x01(\x0b\x32\x13.darkroom.v1.OutputH\x00\x12)\n\x05\x63hunk\x18\x05 \x01(\x0b\x32\x18.darkroom.v1.OutputChunkH\x00\x12#\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x12.darkroom.v1.ErrorH\x00\x12+\n\theartbeat\x18\x07 \x01(\x0b\x32\x16.darkroom.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"+\n\x0bOutputChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"!\n\tHeartbeat\x12\x14\n\x0cidle_seconds\x18\x01 \x01(\x01\"\xef\x01\n\tLoadEvent\x12)\n\x08progress\x18\x01 \x01(\x0b\x32\x15.darkroom.v1.ProgressH\x00\x12*\n\x06loaded\x18\x02 \x01(\x0b\x32\x18.darkroom.v1.LoadedModelH\x00\x12%\n\x06replan\x18\x03 \x01(\x0b\x32\x13.darkroom.v1.ReplanH\x00\x12.\n\x08\x66\x61llback\x18\x04 \x01(\x0b\x32\x1a.darkroom.v1.FallbackTakenH\x00\x12+\n\theartbeat\x18\x05 \x01(\x0b\x32\x16.darkroom.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"=\n\x06Replan\x12#\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x13.darkroom.v1.Device\x12\x0e\n\x06reason\x18\x02 \x01(\t\"a\n\rFallbackTaken\x12-\n\x07trigger\x18\x01 \x01(\x0e\x32\x1c.darkroom.v1.FallbackTrigger\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.darkroom.v1.Error*\xe2\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_EMPTY\x10\x01\x12\x18\n\x14WORKER_STATE_LOADING\x10\x02\x12\x16\n\x12WORKER_STATE_READY\x10\x03\x12\x1b\n\x17WORKER_STATE_GENERATING\x10\x04\x12\x1a\n\x16WORKER_STATE_UNLOADING\x10\x05\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x06\x12\x17\n\x13WORKER_STATE_FAILED\x10\x07\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18\x64\x61rkroom/v1/worker.proto\x12\x0b\x64\x61rkroom.v1\x1a\x1c\x64\x61rkroom/v1/checkpoint.proto\x1a\x18\x64\x61rkroom/v1/device.proto\x1a\x17\x64\x61rkroom/v1/error.proto\x1a\x1c\x64\x61rkroom/v1/generation.proto\x1a\x16\x64\x61rkroom/v1/plan.proto\x1a\x1egoogle/protobuf/duration.proto\"1\n\x0c\x46\x65ncingToken\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63ounter\x18\x02 \x01(\x03\"\xaf\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\'\n\x05state\x18\x02 \x01(\x0e\x32\x18.darkroom.v1.WorkerState\x12#\n\x06\x64\x65vice\x18\x03 \x01(\x0b\x32\x13.darkroom.v1.Device\x12(\n\x06loaded\x18\x04 \x01(\x0b\x32\x18.darkroom.v1.LoadedModel\x12)\n\x06holder\x18\x05 \x01(\x0b\x32\x19.darkroom.v1.FencingToken\x12\x0f\n\x07job_ids\x18\x06 \x03(\t\x12\x12\n\nengine_pid\x18\x07 \x01(\x03\x12(\n\x0clast_failure\x18\x08 \x01(\x0b\x32\x12.darkroom.v1.Error\x12\x1a\n\x12\x64\x65vice_age_seconds\x18\t \x01(\x01\"\xa1\x01\n\x0bLoadedModel\x12\x1f\n\x04plan\x18\x01 \x01(\x0b\x32\x11.darkroom.v1.Plan\x12,\n\x0b\x65ngagements\x18\x02 \x03(\x0b\x32\x17.darkroom.v1.Engagement\x12\x15\n\rplanned_bytes\x18\x03 \x01(\x03\x12\x16\n\x0emeasured_bytes\x18\x04 \x01(\x03\x12\x14\n\x0cload_seconds\x18\x05 \x01(\x01\"\x8b\x01\n\nInspection\x12\x12\n\nis_present\x18\x01 \x01(\x08\x12\x15\n\rpresent_bytes\x18\x02 \x01(\x03\x12\x17\n\x0f\x64isk_free_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07problem\x18\x04 \x01(\t\x12(\n\tartifacts\x18\x05 \x03(\x0b\x32\x15.darkroom.v1.Artifact\"x\n\x07RunItem\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12/\n\x07request\x18\x02 \x01(\x0b\x32\x1e.darkroom.v1.GenerationRequest\x12,\n\ttime_left\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"\x84\x02\n\x08RunEvent\x12\x10\n\x08sequence\x18\x01 \x01(\x03\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12)\n\x08progress\x18\x03 \x01(\x0b\x32\x15.darkroom.v1.ProgressH\x00\x12%\n\x06output\x18\x04 \x01(\x0b\x32\x13.darkroom.v1.OutputH\x00\x12)\n\x05\x63hunk\x18\x05 \x01(\x0b\x32\x18.darkroom.v1.OutputChunkH\x00\x12#\n\x05\x65rror\x18\x06 \x01(\x0b\x32\x12.darkroom.v1.ErrorH\x00\x12+\n\theartbeat\x18\x07 \x01(\x0b\x32\x16.darkroom.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"+\n\x0bOutputChunk\x12\x0e\n\x06offset\x18\x01 \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"!\n\tHeartbeat\x12\x14\n\x0cidle_seconds\x18\x01 \x01(\x01\"\xef\x01\n\tLoadEvent\x12)\n\x08progress\x18\x01 \x01(\x0b\x32\x15.darkroom.v1.ProgressH\x00\x12*\n\x06loaded\x18\x02 \x01(\x0b\x32\x18.darkroom.v1.LoadedModelH\x00\x12%\n\x06replan\x18\x03 \x01(\x0b\x32\x13.darkroom.v1.ReplanH\x00\x12.\n\x08\x66\x61llback\x18\x04 \x01(\x0b\x32\x1a.darkroom.v1.FallbackTakenH\x00\x12+\n\theartbeat\x18\x05 \x01(\x0b\x32\x16.darkroom.v1.HeartbeatH\x00\x42\x07\n\x05\x65vent\"=\n\x06Replan\x12#\n\x06\x64\x65vice\x18\x01 \x01(\x0b\x32\x13.darkroom.v1.Device\x12\x0e\n\x06reason\x18\x02 \x01(\t\"a\n\rFallbackTaken\x12-\n\x07trigger\x18\x01 \x01(\x0e\x32\x1c.darkroom.v1.FallbackTrigger\x12!\n\x05\x65rror\x18\x02 \x01(\x0b\x32\x12.darkroom.v1.Error*\xe2\x01\n\x0bWorkerState\x12\x1c\n\x18WORKER_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12WORKER_STATE_EMPTY\x10\x01\x12\x18\n\x14WORKER_STATE_LOADING\x10\x02\x12\x16\n\x12WORKER_STATE_READY\x10\x03\x12\x1b\n\x17WORKER_STATE_GENERATING\x10\x04\x12\x1a\n\x16WORKER_STATE_UNLOADING\x10\x05\x12\x19\n\x15WORKER_STATE_DRAINING\x10\x06\x12\x17\n\x13WORKER_STATE_FAILED\x10\x07\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'darkroom.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_WORKERSTATE']._serialized_start=1663
-  _globals['_WORKERSTATE']._serialized_end=1889
-  _globals['_FENCINGTOKEN']._serialized_start=176
-  _globals['_FENCINGTOKEN']._serialized_end=225
-  _globals['_WORKERSTATUS']._serialized_start=228
-  _globals['_WORKERSTATUS']._serialized_end=531
-  _globals['_LOADEDMODEL']._serialized_start=534
-  _globals['_LOADEDMODEL']._serialized_end=695
-  _globals['_INSPECTION']._serialized_start=698
-  _globals['_INSPECTION']._serialized_end=837
-  _globals['_RUNITEM']._serialized_start=839
-  _globals['_RUNITEM']._serialized_end=913
-  _globals['_RUNEVENT']._serialized_start=916
-  _globals['_RUNEVENT']._serialized_end=1176
-  _globals['_OUTPUTCHUNK']._serialized_start=1178
-  _globals['_OUTPUTCHUNK']._serialized_end=1221
-  _globals['_HEARTBEAT']._serialized_start=1223
-  _globals['_HEARTBEAT']._serialized_end=1256
-  _globals['_LOADEVENT']._serialized_start=1259
-  _globals['_LOADEVENT']._serialized_end=1498
-  _globals['_REPLAN']._serialized_start=1500
-  _globals['_REPLAN']._serialized_end=1561
-  _globals['_FALLBACKTAKEN']._serialized_start=1563
-  _globals['_FALLBACKTAKEN']._serialized_end=1660
+  _globals['_WORKERSTATE']._serialized_start=1741
+  _globals['_WORKERSTATE']._serialized_end=1967
+  _globals['_FENCINGTOKEN']._serialized_start=208
+  _globals['_FENCINGTOKEN']._serialized_end=257
+  _globals['_WORKERSTATUS']._serialized_start=260
+  _globals['_WORKERSTATUS']._serialized_end=563
+  _globals['_LOADEDMODEL']._serialized_start=566
+  _globals['_LOADEDMODEL']._serialized_end=727
+  _globals['_INSPECTION']._serialized_start=730
+  _globals['_INSPECTION']._serialized_end=869
+  _globals['_RUNITEM']._serialized_start=871
+  _globals['_RUNITEM']._serialized_end=991
+  _globals['_RUNEVENT']._serialized_start=994
+  _globals['_RUNEVENT']._serialized_end=1254
+  _globals['_OUTPUTCHUNK']._serialized_start=1256
+  _globals['_OUTPUTCHUNK']._serialized_end=1299
+  _globals['_HEARTBEAT']._serialized_start=1301
+  _globals['_HEARTBEAT']._serialized_end=1334
+  _globals['_LOADEVENT']._serialized_start=1337
+  _globals['_LOADEVENT']._serialized_end=1576
+  _globals['_REPLAN']._serialized_start=1578
+  _globals['_REPLAN']._serialized_end=1639
+  _globals['_FALLBACKTAKEN']._serialized_start=1641
+  _globals['_FALLBACKTAKEN']._serialized_end=1738
 # @@protoc_insertion_point(module_scope)

@@ -11,6 +11,7 @@ import darkroom.v1.error_pb2
 import darkroom.v1.generation_pb2
 import darkroom.v1.plan_pb2
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
@@ -234,20 +235,28 @@ class RunItem(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     REQUEST_FIELD_NUMBER: builtins.int
+    TIME_LEFT_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """The job it belongs to."""
     @property
     def request(self) -> darkroom.v1.generation_pb2.GenerationRequest:
         """Every field filled in."""
 
+    @property
+    def time_left(self) -> google.protobuf.duration_pb2.Duration:
+        """How long somebody still wants it when the run is asked for: then the worker stops it at its next step with
+        DEADLINE_EXCEEDED, whether or not its caller is alive. Absent: for ever. Not read where the run is there already.
+        """
+
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         request: darkroom.v1.generation_pb2.GenerationRequest | None = ...,
+        time_left: google.protobuf.duration_pb2.Duration | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["request", b"request"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "request", b"request"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["request", b"request", "time_left", b"time_left"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "request", b"request", "time_left", b"time_left"]) -> None: ...
 
 global___RunItem = RunItem
 

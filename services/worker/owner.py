@@ -101,13 +101,13 @@ class DeviceOwner:
             finally:
                 self.lifecycle.enter_if(GENERATING, READY)
 
-    def cancel(self, run: Run, job_id: str) -> None:
+    def cancel(self, run: Run, job_id: str, why: DarkroomError) -> None:
         """Stops one item: at the engine's next boundary, or at once where the run still waits. Never blocks."""
-        run.cancelled.add(job_id)
+        why = run.ended_early.setdefault(job_id, why)
         if run.on_cancel is not None:
             run.on_cancel(job_id)
         else:
-            run.fail(CancelledError("cancelled before it began"), [job_id])
+            run.fail(why, [job_id])
 
     async def _load(self, load: Load) -> None:
         began_at = time.monotonic()
@@ -251,8 +251,9 @@ def _blame(run: Run, death: DarkroomError) -> None:
 
 def _explained(event: worker_pb2.RunEvent, run: Run, plan: plan_pb2.Plan) -> worker_pb2.RunEvent:
     """Adds to an item's error what only the supervisor knows: who stopped it, and which fallback it triggers."""
-    if event.error.reason == CancelledError.reason and run.stopped is not None:
-        event.error.CopyFrom(error_to_message(run.stopped))
+    why = run.stopped or run.ended_early.get(event.job_id)
+    if event.error.reason == CancelledError.reason and why is not None:
+        event.error.CopyFrom(error_to_message(why))
     trigger = TRIGGERS.get(event.error.reason)
     if trigger is not None and fallbacks(plan, trigger):
         name = plan_pb2.FallbackTrigger.Name(trigger)  # type: ignore[arg-type]

@@ -27,7 +27,8 @@ class Run(Activity):
         self.run_id = run_id
         self.model = model
         self.items = list(items)
-        self.cancelled: set[str] = set()
+        # Why each item that was asked to stop was, by its name.
+        self.ended_early: dict[str, DarkroomError] = {}
         # Set while the engine works on the run: asks it to stop one item.
         self.on_cancel: Callable[[str], None] | None = None
         self.acknowledged: set[str] = set()

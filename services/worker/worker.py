@@ -20,6 +20,7 @@ import structlog
 from darkroom.rpc.errors import (
     CancelledError,
     DarkroomError,
+    DeadlineError,
     DrainingError,
     InvalidRequestError,
     NotLoadedError,
@@ -30,6 +31,7 @@ from darkroom.rpc.logs import log
 from darkroom.v1 import worker_pb2, worker_service_pb2
 from services.worker.arbiter import Activity, Admission, Fence
 from services.worker.config import WorkerSettings
+from services.worker.deadlines import deadlines
 from services.worker.inspection import Inspector
 from services.worker.lifecycle import LOADING, READY, UNLOADING
 from services.worker.loads import Load
@@ -118,7 +120,7 @@ class Worker:
         if run is None and not self._shelf.had(job_id):
             raise UnknownJobError(f"this worker never had job {job_id!r}", job_id=job_id)
         if run is not None and not run.has_ended(job_id):
-            self._device.cancel(run, job_id)
+            self._device.cancel(run, job_id, CancelledError("somebody asked for it"))
 
     def acknowledge(self, request: worker_service_pb2.AckOutputRequest) -> None:
         """Forgets an item's output, stopping it if it still runs. Raises StaleTokenError for an older claim."""
@@ -127,7 +129,7 @@ class Worker:
         if run is None:
             return
         if not run.has_ended(request.job_id):
-            self._device.cancel(run, request.job_id)
+            self._device.cancel(run, request.job_id, CancelledError("nobody wants it any more"))
         run.acknowledge(request.job_id)
         self._tidy(run)
 
@@ -230,7 +232,8 @@ class Worker:
         began_at = time.monotonic()
         with structlog.contextvars.bound_contextvars(run_id=run.run_id, job_ids=run.job_ids):
             log.info("run_started", model=run.model)
-            await self._device.run(run)
+            with deadlines(run, lambda job_id: self._device.cancel(run, job_id, _late())):
+                await self._device.run(run)
             log.info("run_ended", seconds=round(time.monotonic() - began_at, 3), failures=run.failures)
         self._fence.touch()
         self._tidy(run)
@@ -293,6 +296,10 @@ def _token(request: Any) -> Token | None:
     if not token.store_id or token.counter <= 0:
         raise InvalidRequestError({"token": "store_id must be set and counter positive"})
     return token
+
+
+def _late() -> DeadlineError:
+    return DeadlineError("the job's deadline passed before its picture was made")
 
 
 def _superseded(admission: Admission) -> DarkroomError:

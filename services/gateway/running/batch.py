@@ -27,6 +27,7 @@ from services.gateway.admission import kind_of
 from services.gateway.running.attempt import LAST_STEP_S, Attempt
 from services.gateway.running.loading import Need, ensure_loaded, fallback_after, find_room, load_fallback
 from services.gateway.running.resources import Resources
+from services.gateway.store.record import Claim
 from services.gateway.workers.seat import Seat
 
 RECONNECT_S = 0.2
@@ -171,7 +172,7 @@ class Batch:
         request = worker_service_pb2.WorkerServiceGenerateRequest(
             run_id=self._run_id,
             token=self._token,
-            items=[worker_pb2.RunItem(job_id=job.id, request=job.request) for job in jobs],
+            items=[_item(attempt.claim) for attempt in awaited],
             after_sequence=self._sequence,
             model=jobs[0].request.model,
             must_exist=self._has_attached,
@@ -224,6 +225,13 @@ class Batch:
         """Seconds until nobody wants anything of the run any more; None: never."""
         lefts = [attempt.claim.left_s for attempt in self._open]
         return None if None in lefts or not lefts else max(left for left in lefts if left is not None)
+
+
+def _item(claim: Claim) -> worker_pb2.RunItem:
+    item = worker_pb2.RunItem(job_id=claim.job.id, request=claim.job.request)
+    if claim.left_s is not None:
+        item.time_left.FromNanoseconds(int(claim.left_s * 1e9))
+    return item
 
 
 async def _spoken(events: AsyncGenerator[Event, None], silence_s: float) -> AsyncGenerator[Event, None]:
