@@ -47,6 +47,9 @@ class WorkerSettings(Settings):
     worker_compile_cache_bytes: int = Field(
         4 * 2**30, ge=0, description="Most bytes of compiled code kept in the cache folder; 0 keeps none."
     )
+    worker_prompt_cache_bytes: int = Field(
+        256 * 2**20, ge=0, description="Most bytes of host memory for encoded prompts; 0 keeps none."
+    )
     worker_probes: bool = Field(True, description="Try which schemes the device runs; without, models stay dense.")
     worker_start_s: float = Field(120.0, gt=0, description="Seconds that the engine process gets to say hello.")
     worker_heartbeat_s: float = Field(5.0, gt=0, le=10, description="Longest silence of a stream.")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,23 +10,11 @@ import pytest
 from darkroom.v1 import plan_pb2, worker_pb2
 from tests.engines.painting import Painted, differences, paint
 from tests.engines.worker_server import WorkerServer, file_of, item
-from tests.tiny import flux, flux_2, hidream, hunyuanimage, krea_2, lumina_2, qwen_image, z_image
+from tests.tiny.families import FAMILIES
 from tests.tiny.parts import plan_of, save
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-# Model of the catalogue, how to build its like, and arguments that a tiny text encoder needs otherwise. Those that only
-# change pictures are in test_worker_editing.py.
-FAMILIES: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "flux.1-schnell": (flux.build, {"max_sequence_length": flux.MAX_TOKENS}),
-    "z-image": (z_image.build, {"max_sequence_length": 64}),
-    "qwen-image": (qwen_image.build, {}),
-    "krea-2-raw": (krea_2.build, {}),
-    "lumina-image-2.0": (lumina_2.build, {}),
-    "flux.2-klein-base-4b": (flux_2.build_klein, {"max_sequence_length": 64}),
-    "flux.2-dev": (flux_2.build_dev, {}),
-    "hunyuanimage-2.1": (hunyuanimage.build, {}),
-    "hidream-i1-full": (hidream.build, {"max_sequence_length": 32}),
-}
+# Families that only change pictures are in test_worker_editing.py.
 
 
 def folder_of(pipelines: Path, model: str) -> Path:

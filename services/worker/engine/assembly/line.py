@@ -19,6 +19,7 @@ from services.worker.engine.assembly.caching import CachingStage
 from services.worker.engine.assembly.components import ComponentsStage
 from services.worker.engine.assembly.pipeline import PipelineStage
 from services.worker.engine.assembly.placement import PlacementStage
+from services.worker.engine.assembly.prompt_caching import PromptCachingStage
 from services.worker.engine.assembly.quantisation import QuantisationStage
 from services.worker.engine.assembly.source import SourceStage
 from services.worker.engine.assembly.speed import SpeedStage
@@ -34,6 +35,7 @@ STAGES: tuple[Stage, ...] = (
     PlacementStage(),
     AttentionStage(),
     CachingStage(),
+    PromptCachingStage(),
     SpeedStage(),
 )
 

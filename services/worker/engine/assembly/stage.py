@@ -25,6 +25,7 @@ from darkroom.rpc.errors import (
 from darkroom.v1 import generation_pb2, plan_pb2
 from services.worker.artifact_sources import PickledArtifact
 from services.worker.config import WorkerSettings
+from services.worker.engine.prompt_cache import PromptCache
 from services.worker.engine.reporting import LoadReporter
 
 DTYPES: dict[int, torch.dtype] = {
@@ -74,6 +75,8 @@ class Assembly:
     is_compiled: bool = False
     # What tells, for each picture, what speed stages did to it.
     watchers: list[Watcher] = field(default_factory=list)
+    # To be cleared whenever weights of text encoders change.
+    prompt_cache: PromptCache | None = None
     # Numbers of pictures at once that blocks were compiled for.
     compiled_for: set[int] = field(default_factory=lambda: {1})
     engagements: list[generation_pb2.Engagement] = field(default_factory=list)
