@@ -29,6 +29,7 @@ from darkroom.knowledge.family import (
     Variant,
     Weights,
 )
+from darkroom.knowledge.gates import GateRules
 from darkroom.knowledge.recipes import recipe_of
 from darkroom.knowledge.schema import Path, Problems, read
 from darkroom.rpc.errors import InvalidCatalogueError, InvalidRequestError, UnknownModelError
@@ -48,6 +49,7 @@ SECTIONS = (
     "classes",
     "sharing",
     "exclusions",
+    "gates",
 )
 
 # A file and what it holds.
@@ -67,6 +69,7 @@ class Shared:
     classes: dict[str, DeviceClass]
     sharing: dict[str, Sharing]
     exclusions: dict[str, Exclusion]
+    gates: dict[str, GateRules]
 
 
 class Catalogue:
@@ -84,6 +87,7 @@ class Catalogue:
         self.classes = shared.classes
         self.sharing = shared.sharing
         self.exclusions = shared.exclusions
+        self.gates = shared.gates
         self._recipes = {
             (name, scheme): recipe_of(rule, architecture, scheme)
             for name, architecture in shared.architectures.items()

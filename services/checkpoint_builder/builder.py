@@ -168,7 +168,7 @@ class Builder:
             return {name: gates for name, gates in known.items() if gates is not None}
         if task.order.skips_gates:
             return {}
-        return await judge(task, self._settings, folder, made, told, record.merge)
+        return await judge(task, self._catalogue, self._settings, folder, made, told, record.merge)
 
 
 def _opened(folder: Path, stem: str) -> LocalArtifact:

@@ -1,5 +1,12 @@
 """Gates: what a checkpoint must pass before anybody may use it.
 
-identity   every tensor, as the store's readers load it, against what the runtime makes of the source; in the making
-           process, which owns torch
+judging      the verdict: all gates over all components of a build
+services     a planner and a worker of its own, as processes, and calls to them
+pictures     pairs of pictures through them: the dense model's and the checkpoint's, seed for seed
+figures      how alike two pictures are
+perceptual   LPIPS and CLIP, in a process that has torch, where their weights are at hand
+sheet        the contact sheet that a person looks at
+report       the verdict as file and as message
+
+The first gate, that every tensor is what the runtime makes, is in `making/identity.py`: it needs torch.
 """
