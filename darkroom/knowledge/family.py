@@ -143,6 +143,8 @@ class SchemeRule:
     # In VAEs, likewise; a scheme without them takes no VAE.
     vae_exclude_names: tuple[str, ...] = ()
     takes_convolutions: bool = False
+    # In text encoders, weights alone are kept so and multiplied dense, on any device.
+    text_weight_only: bool = False
     scale_bytes_per_parameter: float = 0.0
     scale_bytes_per_row: int = 0
     scale_bytes_per_tensor: int = 0

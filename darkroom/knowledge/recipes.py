@@ -27,4 +27,5 @@ def recipe_of(rule: SchemeRule, architecture: Architecture, scheme: Scheme) -> p
         activation_floor=rule.activation_floor,
         fast_accumulate=rule.fast_accumulate,
         takes_convolutions=rule.takes_convolutions,
+        weight_only=rule.text_weight_only and architecture.is_text_encoder,
     )

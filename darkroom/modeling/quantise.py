@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from darkroom.modeling.block_scaled import MXFP8, NVFP4, block_scaled, linear_around, settle
 from darkroom.modeling.filters import taken_layers
 from darkroom.modeling.padding import guard_rows, pad_rows
 from darkroom.modeling.storage import storage_bytes
@@ -23,8 +24,8 @@ from darkroom.rpc.errors import KernelFailedError, PlanRefusedError, SourceRefus
 from darkroom.v1 import device_pb2, plan_pb2
 
 INT8, FP8, STORAGE = device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8, device_pb2.SCHEME_FP8_STORAGE
-# What `quantise` can make. mxfp8 and nvfp4 need a Blackwell GPU to compute, which nobody had here.
-SCHEMES = frozenset({INT8, FP8, STORAGE})
+# What `quantise` can make. How mxfp8 and nvfp4 compute on the GPUs that have units for them is unverified on hardware.
+SCHEMES = frozenset({INT8, FP8, MXFP8, NVFP4, STORAGE})
 FLOAT8 = torch.float8_e4m3fn
 # On the module: the scheme that is being made, and True once every layer is.
 SCHEME_MARK, DONE_MARK = "_darkroom_scheme", "_darkroom_is_quantised"
@@ -143,12 +144,16 @@ def adopt(module: nn.Module, scheme: int, recipe: plan_pb2.QuantisationRecipe, c
 
     Raises:
         SourceRefusedError: a layer's rows must be padded, which is not exact on this device; dense weights would serve.
+        PlanRefusedError: the device has no units for the scheme.
     """
     setattr(module, SCHEME_MARK, scheme)
     for name, layer in list(taken_layers(module, recipe)):
         if scheme == STORAGE:
             _cast(layer, compute_type)
-        elif not any(part in name for part in recipe.pad_names):
+            continue
+        if scheme in (MXFP8, NVFP4):
+            settle(layer.weight.data, scheme, recipe)
+        if not any(part in name for part in recipe.pad_names):
             guard_rows(layer, recipe.min_rows)
         elif not pad_rows(layer, recipe.min_rows, compute_type):
             raise SourceRefusedError(f"padding the rows of {name} is not exact on this device, so it has to be dense")
@@ -160,7 +165,12 @@ def adopt(module: nn.Module, scheme: int, recipe: plan_pb2.QuantisationRecipe, c
 def _convert(layer: nn.Module, scheme: int, recipe: plan_pb2.QuantisationRecipe) -> None:
     """Replaces a linear layer's weight by torchao's tensor."""
     weight: Any = layer.weight
-    quantised = _int8(weight) if scheme == INT8 else _fp8(weight, recipe)
+    if scheme == INT8:
+        quantised = _int8(weight)
+    elif scheme == FP8:
+        quantised = _with_rows_of_zeros(weight, recipe)
+    else:
+        quantised = block_scaled(weight, scheme, recipe)
     if type(quantised) is type(weight.data) or not hasattr(quantised, "__tensor_flatten__"):
         raise KernelFailedError(f"torchao left a layer of {tuple(weight.shape)} dense, which the recipe takes")
     layer.weight = nn.Parameter(quantised, requires_grad=False)
@@ -170,10 +180,20 @@ def _int8(weight: torch.Tensor) -> torch.Tensor:
     """int8 per output channel, activations per token."""
     from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
 
-    holder = _holder(weight)
+    holder = linear_around(weight)
     # Inductor's flags are not torchao's to set: speed modes restore what they find.
     quantize_(holder, _known_only(Int8DynamicActivationInt8WeightConfig, set_inductor_config=False))
     return holder.weight.data
+
+
+def _with_rows_of_zeros(weight: torch.Tensor, recipe: plan_pb2.QuantisationRecipe) -> torch.Tensor:
+    """As `_fp8`, where a row of zeros, whose scale would be 0 and its product not a number, stays a row of zeros."""
+    is_zero_O = ~weight.data.any(dim=1)
+    if not is_zero_O.any():
+        return _fp8(weight, recipe)
+    made: Any = _fp8(torch.where(is_zero_O[:, None], torch.ones_like(weight.data), weight.data), recipe)
+    made.qdata.view(torch.uint8)[is_zero_O] = 0
+    return made  # type: ignore[no-any-return]
 
 
 def _fp8(weight: torch.Tensor, recipe: plan_pb2.QuantisationRecipe) -> torch.Tensor:
@@ -186,7 +206,7 @@ def _fp8(weight: torch.Tensor, recipe: plan_pb2.QuantisationRecipe) -> torch.Ten
     floor = recipe.activation_floor or None
     if weight.device.type == "cpu":
         return _fp8_on_cpu(weight, accumulation, floor)
-    holder = _holder(weight)
+    holder = linear_around(weight)
     config = _known_only(
         Float8DynamicActivationFloat8WeightConfig,
         granularity=PerRow(),
@@ -220,14 +240,6 @@ def _fp8_on_cpu(weight: torch.Tensor, accumulation: Any, floor: float | None) ->
         act_quant_kwargs=activations,
     )
     return made
-
-
-def _holder(weight: torch.Tensor) -> nn.Linear:
-    """A linear layer around a weight, for what torchao takes modules for."""
-    with torch.device("meta"):
-        holder = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
-    holder.weight = nn.Parameter(weight.data, requires_grad=False)
-    return holder
 
 
 def _known_only(kind: Callable[..., Any], **options: Any) -> Any:

@@ -722,7 +722,7 @@ class CompilePlan(google.protobuf.message.Message):
     fullgraph: builtins.bool
     """One graph a block, or refuse."""
     dynamic: builtins.bool
-    """Shapes stay symbolic, so that another size does not compile again."""
+    """Shapes are symbolic from the first, so that another size does not compile again; else from the second size on."""
     cuda_graphs: builtins.bool
     """Steps are replayed as CUDA graphs."""
     vae: builtins.bool
@@ -850,6 +850,7 @@ class QuantisationRecipe(google.protobuf.message.Message):
     EXCLUDE_EXACTLY_FIELD_NUMBER: builtins.int
     PAD_NAMES_FIELD_NUMBER: builtins.int
     TAKES_CONVOLUTIONS_FIELD_NUMBER: builtins.int
+    WEIGHT_ONLY_FIELD_NUMBER: builtins.int
     min_features: builtins.int
     """Least input and output features of a layer."""
     min_rows: builtins.int
@@ -864,6 +865,8 @@ class QuantisationRecipe(google.protobuf.message.Message):
     """Faster accumulation of float8 products."""
     takes_convolutions: builtins.bool
     """Convolutions too, not linear layers alone."""
+    weight_only: builtins.bool
+    """NVFP4 only: weights are kept so and multiplied in the compute type, on any device."""
     @property
     def exclude_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """A layer whose qualified name holds one of these stays dense."""
@@ -891,8 +894,9 @@ class QuantisationRecipe(google.protobuf.message.Message):
         exclude_exactly: collections.abc.Iterable[builtins.str] | None = ...,
         pad_names: collections.abc.Iterable[builtins.str] | None = ...,
         takes_convolutions: builtins.bool = ...,
+        weight_only: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["activation_floor", b"activation_floor", "exclude_exactly", b"exclude_exactly", "exclude_names", b"exclude_names", "fast_accumulate", b"fast_accumulate", "feature_multiple", b"feature_multiple", "min_features", b"min_features", "min_rows", b"min_rows", "pad_names", b"pad_names", "requires_bfloat16", b"requires_bfloat16", "takes_convolutions", b"takes_convolutions"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["activation_floor", b"activation_floor", "exclude_exactly", b"exclude_exactly", "exclude_names", b"exclude_names", "fast_accumulate", b"fast_accumulate", "feature_multiple", b"feature_multiple", "min_features", b"min_features", "min_rows", b"min_rows", "pad_names", b"pad_names", "requires_bfloat16", b"requires_bfloat16", "takes_convolutions", b"takes_convolutions", "weight_only", b"weight_only"]) -> None: ...
 
 global___QuantisationRecipe = QuantisationRecipe
 

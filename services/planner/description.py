@@ -18,6 +18,8 @@ from services.planner.words import SCHEME_NAMES, reason, size
 
 # Tiles that a plan asks for: half the side of the largest class's own, which do nothing below a megapixel.
 TILE_SIDE = 512
+# Schemes whose products nobody has run on the GPUs that have units for them.
+UNVERIFIED = {device_pb2.SCHEME_MXFP8, device_pb2.SCHEME_NVFP4}
 
 
 def describe(
@@ -116,6 +118,11 @@ def _reasons(question: Question, supply: Supply, candidate: Candidate, plan: pla
     if plan.is_assumed:
         sentence = f"probe: assumed: {SCHEME_NAMES[candidate.scheme]} rests on the device's capability alone."
         reasons.append(reason("PROBE_ASSUMED", sentence))
+    if UNVERIFIED & {part.scheme for part in plan.components if not part.recipe.weight_only}:
+        sentence = (
+            "Unverified on hardware: products with block scales were never run on the GPUs that have units for them."
+        )
+        reasons.append(reason("UNVERIFIED_ON_HARDWARE", sentence))
     if plan.is_estimate:
         sentence = "Some bytes are estimates: a configuration could not be read from its owner."
         reasons.append(reason("BYTES_ESTIMATED", sentence))

@@ -19,6 +19,8 @@ from services.planner.words import SCHEME_NAMES, reason
 NONE, STORAGE = device_pb2.SCHEME_NONE, device_pb2.SCHEME_FP8_STORAGE
 # Kinds beside CUDA that can hold float8.
 STORING_KINDS = (device_pb2.DEVICE_KIND_ROCM, device_pb2.DEVICE_KIND_XPU)
+# Of a device that multiplies bfloat16 in units of its own.
+WEIGHT_ONLY_CAPABILITY = (8, 0)
 # Schemes that an adapter can be baked into before quantising.
 BAKEABLE = frozenset({NONE, STORAGE, device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8})
 
@@ -92,9 +94,14 @@ def _obstacle(question: Question, scheme: Scheme, role: Role, is_asked_for: bool
         return reason("ADAPTERS_NEED_ANOTHER_SCHEME", f"adapters can't be baked into {name}.")
     if rule.requires_bfloat16 and question.compute_type != plan_pb2.COMPUTE_TYPE_BFLOAT16:
         return reason("COMPUTE_TYPE_UNFIT", f"{name} needs bfloat16 weights, and this device computes in another type.")
+    # Weights alone are multiplied in the compute type.
+    is_weight_only = rule.text_weight_only and role == TEXT_ENCODER
+    least = WEIGHT_ONLY_CAPABILITY if is_weight_only else rule.least_capability
     if question.device.is_assumed:
-        return _capability_obstacle(question, name, rule.least_capability)
-    return _probe_obstacle(question.device, scheme)
+        return _capability_obstacle(question, name, least)
+    # A device without units for it may have been seen to multiply weights alone.
+    lack = _capability_obstacle(question, name, least) if rule.text_weight_only and not is_weight_only else None
+    return lack or _probe_obstacle(question.device, scheme)
 
 
 def _takes_any(question: Question, scheme: Scheme, role: Role) -> bool:

@@ -60,7 +60,8 @@ def compile_plan(question: Question, placement: Placement, scheme: Scheme) -> pl
     is_picture = question.workload.num_frames == 1
     return plan_pb2.CompilePlan(
         fullgraph=stays and not is_cached and question.variant.compiles_fullgraph,
-        dynamic=not is_graphed,
+        # Code for fixed shapes is what was measured; PyTorch makes shapes symbolic by itself when a second size comes.
+        dynamic=False,
         cuda_graphs=is_graphed,
         vae=is_max and is_picture and not placement.tiles and placement.tier in (NONE, plan_pb2.OFFLOAD_TIER_ENCODERS),
     )

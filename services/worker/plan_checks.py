@@ -31,6 +31,8 @@ SCHEMES = frozenset(
         device_pb2.SCHEME_NONE,
         device_pb2.SCHEME_INT8,
         device_pb2.SCHEME_FP8,
+        device_pb2.SCHEME_MXFP8,
+        device_pb2.SCHEME_NVFP4,
         device_pb2.SCHEME_FP8_STORAGE,
         device_pb2.SCHEME_GGUF,
     }
@@ -49,7 +51,7 @@ KREA, HIDREAM = "krea-2", "hidream-i1"
 RULES = frozenset({KREA, HIDREAM})
 # Streaming torchao's tensors breaks: copies of their inner parts are not pinned (diffusers 0.42, torchao 0.18). GGUF's
 # blocks are not streamed reliably either.
-UNSTREAMABLE = frozenset({device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8, device_pb2.SCHEME_GGUF})
+UNSTREAMABLE = SCHEMES - {device_pb2.SCHEME_NONE, device_pb2.SCHEME_FP8_STORAGE}
 STREAMING_TIERS = (plan_pb2.OFFLOAD_TIER_GROUP, plan_pb2.OFFLOAD_TIER_SEQUENTIAL)
 # Tiers whose text encoders can be streamed; in the others they stay, or visit whole.
 STREAMING_TEXT_TIERS = (plan_pb2.OFFLOAD_TIER_ENCODERS, *STREAMING_TIERS)

@@ -69,10 +69,11 @@ async def test_what_the_processor_runs_was_tried_and_is_remembered(worker: Worke
     assert probes == {
         device_pb2.SCHEME_INT8: True,
         device_pb2.SCHEME_FP8: True,
+        device_pb2.SCHEME_NVFP4: True,
         device_pb2.SCHEME_FP8_STORAGE: True,
     }
     (answers,) = json.loads((cache / "probes.json").read_text()).values()
-    assert set(answers) == {"2", "3", "6"}
+    assert set(answers) == {"2", "3", "4", "6"}
 
 
 async def test_unasked_a_processor_stays_dense(worker: WorkerServer) -> None:

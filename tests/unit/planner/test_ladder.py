@@ -226,3 +226,21 @@ def test_float8_accumulates_fast_unless_the_caller_says_otherwise(wish: dict[str
 def test_no_other_scheme_has_anything_to_accumulate_fast() -> None:
     response = answer("flux.1-dev", CATALOGUE.device("rtx-3090"), scheme=INT8, fast_accumulate=True)
     assert not any(part.recipe.fast_accumulate for part in response.plan.components)
+
+
+@pytest.mark.parametrize("scheme", [MXFP8, NVFP4])
+def test_a_plan_with_block_scales_says_that_nobody_has_run_them(scheme: int) -> None:
+    assert "UNVERIFIED_ON_HARDWARE" in codes(answer("flux.1-dev", CATALOGUE.device("b200"), scheme=scheme))
+    assert "UNVERIFIED_ON_HARDWARE" not in codes(answer("flux.1-dev", CATALOGUE.device("b200")))
+
+
+def test_text_encoders_keep_weights_alone_in_nvfp4_where_the_denoiser_could_not_compute_in_it() -> None:
+    card = gpu("NVIDIA H200", (9, 0), 140 * GIB, probes={FP8: True, NVFP4: True})
+    response = answer("flux.1-dev", card, text_encoder_scheme=NVFP4)
+    recipes = {part.name: part.recipe for part in response.plan.components if part.scheme == NVFP4}
+    assert recipes["text_encoder_2"].weight_only
+    assert "UNVERIFIED_ON_HARDWARE" not in codes(response)
+    with pytest.raises(PlanRefusedError, match=r"nvfp4 needs CUDA compute capability 10\.0"):
+        answer("flux.1-dev", card, scheme=NVFP4)
+    with pytest.raises(PlanRefusedError, match="nvfp4 was not seen to run"):
+        answer("flux.1-dev", gpu("NVIDIA H200", (9, 0), 140 * GIB, probes={}), text_encoder_scheme=NVFP4)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from darkroom.modeling.block_scaled import NVFP4
 from darkroom.modeling.quantise import FP8, INT8, STORAGE
 from darkroom.v1 import device_pb2, plan_pb2
 from services.worker.engine.probing.kernels import kernel_name, kernels_for
@@ -63,25 +64,25 @@ def works(reading: device_pb2.Device) -> dict[int, bool]:
 
 def test_what_was_tried_is_not_tried_again_on_the_same_device(bench: Bench) -> None:
     first = bench.ask()
-    assert works(first) == {FP8: True, INT8: True, STORAGE: True}
+    assert works(first) == {FP8: True, INT8: True, NVFP4: True, STORAGE: True}
     assert not first.HasField("can_compile")
     assert bench.ask() == first
     assert len(bench.asked) == 1
     assert bench.ask("cuda:0").can_compile
-    assert bench.asked[1:] == [f"0 {FP8} {INT8} {STORAGE}"]
+    assert bench.asked[1:] == [f"0 {FP8} {INT8} {NVFP4} {STORAGE}"]
 
 
 def test_a_scheme_that_ends_the_child_has_failed_and_the_others_are_tried_in_another(bench: Bench) -> None:
     reading = bench.ask(crash=INT8)
-    assert works(reading) == {FP8: True, INT8: False, STORAGE: True}
+    assert works(reading) == {FP8: True, INT8: False, NVFP4: True, STORAGE: True}
     assert "ended with -6" in reading.probes[1].reason
-    assert bench.asked == [f"{FP8} {INT8} {STORAGE}", f"{STORAGE}"]
+    assert bench.asked == [f"{FP8} {INT8} {NVFP4} {STORAGE}", f"{NVFP4} {STORAGE}"]
 
 
 def test_running_out_of_memory_is_no_answer_and_is_tried_at_the_next_start(bench: Bench) -> None:
-    assert works(bench.ask(silent=FP8)) == {INT8: True, STORAGE: True}
-    assert works(bench.ask()) == {FP8: True, INT8: True, STORAGE: True}
-    assert bench.asked == [f"{FP8} {INT8} {STORAGE}", f"{FP8}"]
+    assert works(bench.ask(silent=FP8)) == {INT8: True, NVFP4: True, STORAGE: True}
+    assert works(bench.ask()) == {FP8: True, INT8: True, NVFP4: True, STORAGE: True}
+    assert bench.asked == [f"{FP8} {INT8} {NVFP4} {STORAGE}", f"{FP8}"]
 
 
 def test_a_child_that_does_not_start_leaves_everything_unknown(bench: Bench) -> None:
@@ -94,7 +95,7 @@ def test_a_child_that_does_not_start_leaves_everything_unknown(bench: Bench) -> 
 
 def test_a_broken_memory_is_made_anew(bench: Bench) -> None:
     (bench.folder / "probes.json").write_text("{broken")
-    assert len(works(bench.ask())) == 3
+    assert len(works(bench.ask())) == 4
     assert len(json.loads((bench.folder / "probes.json").read_text())) == 1
 
 

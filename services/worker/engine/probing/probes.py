@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from darkroom.modeling.block_scaled import MXFP8, has_units
 from darkroom.modeling.quantise import SCHEMES
 from darkroom.rpc.logs import log
 from darkroom.v1 import device_pb2
@@ -59,7 +60,9 @@ class Probes:
         self._answers: Answers = self._remembered().get(self._key, {})
         self._child: subprocess.Popen[str] | None = None
         # Compiling for a processor takes a minute for what a picture on it takes seconds: never planned, not tried.
-        numbers = sorted(SCHEMES) if device.type == "cpu" else [COMPILING, *sorted(SCHEMES)]
+        # Emulation is no answer to what a device runs: mxfp8 is tried where there are units for it.
+        schemes = sorted(SCHEMES if torch.cuda.is_available() and has_units(device) else SCHEMES - {MXFP8})
+        numbers = schemes if device.type == "cpu" else [COMPILING, *schemes]
         self._wanted = [*map(str, numbers), *installed_kernels(device)]
         self._start()
 
