@@ -14,7 +14,7 @@ from pathlib import Path
 
 import grpc
 
-from darkroom.v1 import generation_pb2, job_pb2
+from darkroom.v1 import cluster_service_pb2, generation_pb2, job_pb2
 from darkroom.v1 import generation_service_pb2 as messages
 from tests.chaos.cluster import Cluster, Size, run_cluster
 from tests.chaos.evidence import Evidence, JobEvidence, gather
@@ -33,9 +33,11 @@ class Scene:
         self.cluster = cluster
         self.stubs = [Stubs(gateway.address) for gateway in cluster.gateways]
 
-    async def submit(self, prompt: str, *, steps: int = 4, request_id: str = "", gateway: int = 0) -> str:
+    async def submit(
+        self, prompt: str, *, steps: int = 4, request_id: str = "", gateway: int = 0, seed: int = 1
+    ) -> str:
         """Returns the job's id."""
-        request = generation_pb2.GenerationRequest(model="emoji", prompt=prompt, steps=steps, seed=1)
+        request = generation_pb2.GenerationRequest(model="emoji", prompt=prompt, steps=steps, seed=seed)
         message = messages.SubmitJobRequest(request=request, request_id=request_id)
         answer = await self.stubs[gateway].jobs.SubmitJob(message, timeout=CALL_S)
         return str(answer.job.id)
@@ -88,6 +90,18 @@ class Scene:
             return (await self.get(job_id)).progress.phase == phase
 
         await self.until(is_there, f"{job_id} reaches phase {phase}")
+
+    async def until_all_know_what_is_loaded(self) -> None:
+        """Returns when every gateway has heard of every worker that it has loaded something."""
+
+        async def they_do() -> bool:
+            for stubs in self.stubs:
+                answer = await stubs.cluster.ListWorkers(cluster_service_pb2.ListWorkersRequest(), timeout=CALL_S)
+                if not all(worker.status.HasField("loaded") for worker in answer.workers):
+                    return False
+            return True
+
+        await self.until(they_do, "every gateway knows what is loaded")
 
     async def until(self, holds: Callable[[], Awaitable[bool]], what: str) -> None:
         """Waits for `holds`."""

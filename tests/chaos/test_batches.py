@@ -36,12 +36,12 @@ async def shared(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scen
 
 @pytest_asyncio.fixture
 async def scene(shared: Scene) -> Scene:
-    """The module's cluster, whose gateways have asked how many the loaded plan has room for."""
+    """The module's cluster, with everything alive and the model loaded."""
     for process in shared.cluster.processes:
         if not process.pid:
             await process.start()
-    for _ in range(2):
-        await shared.finish(*[await shared.submit_in_the_end("all is well", gateway=place) for place in range(2)])
+    await shared.finish(*[await shared.submit_in_the_end("all is well", gateway=place) for place in range(2)])
+    await shared.until_all_know_what_is_loaded()
     return shared
 
 
@@ -92,7 +92,7 @@ async def test_waiting_jobs_of_one_shape_run_together_and_each_keeps_its_own_pic
 
 
 async def test_a_job_of_a_batch_is_cancelled_or_late_alone(scene: Scene) -> None:
-    job_ids = await submit_together(scene, [SLOW] * 4, late_s=1.2)
+    job_ids = await submit_together(scene, ["rehearse: steps of 0.5 s"] * 4, late_s=1.2)
     await scene.until_step(job_ids[3], 1)
     await scene.stubs[0].jobs.CancelJob(messages.CancelJobRequest(job_id=job_ids[1]), timeout=10)
     late, cancelled, *others = await found(scene, job_ids)

@@ -11,8 +11,11 @@ import os
 import signal
 from collections.abc import AsyncIterator
 
+import numpy as np
 import pytest
 import pytest_asyncio
+from numpy.typing import NDArray
+from PIL import Image
 
 from darkroom.rpc.channels import open_channel
 from darkroom.v1 import generation_service_pb2 as messages
@@ -57,6 +60,12 @@ def num_runs(scene: Scene, job_id: str) -> int:
 async def picture(scene: Scene, job_id: str) -> str:
     """SHA-256 of the file on disk."""
     return next(iter((await scene.evidence(job_id)).files.values()))
+
+
+async def pixels_of(scene: Scene, job_id: str) -> NDArray[np.int_]:
+    """The picture on disk."""
+    name = next(iter((await scene.evidence(job_id)).files))
+    return np.asarray(Image.open(next(scene.cluster.outputs.rglob(name))), dtype=int)
 
 
 async def engine_pid(scene: Scene) -> int:
@@ -114,3 +123,28 @@ async def test_a_cancelled_job_stops_at_a_step_and_the_next_one_is_as_if_it_had_
     before, after = [await scene.submit(PROMPT, steps=STEPS) for _ in range(2)]
     await asyncio.gather(scene.finish(before), scene.finish(after))
     assert await picture(scene, before) == await picture(scene, after)
+
+
+async def test_pictures_of_a_batch_are_as_alone_though_one_is_cancelled_and_the_gateway_dies(scene: Scene) -> None:
+    prompts = [PROMPT, "a much longer prompt about a sleeping cat", "dog"]
+    alone = [await scene.submit(prompt, steps=STEPS, seed=place) for place, prompt in enumerate(prompts)]
+    await scene.finish(*alone)
+    await scene.until_all_know_what_is_loaded()
+    holder = await scene.submit(PROMPT, steps=4)
+    await scene.until_step(holder, 1)
+    batch = [
+        await scene.submit(prompt, steps=STEPS, seed=place) for place, prompt in enumerate([*prompts, "cancelled"])
+    ]
+    await scene.until_step(batch[0], 2)
+    await scene.stubs[0].jobs.CancelJob(messages.CancelJobRequest(job_id=batch[3]), timeout=10)
+    driver = scene.cluster.gateways[scene.driver(batch[0])]
+    await driver.kill()
+    await driver.start()
+    for job_id in batch[:3]:
+        await check_end(scene, job_id, attempts=1, runs=1)
+    assert (await scene.finish(batch[3]))[0].state == CANCELLED
+    for alone_id, job_id in zip(alone, batch, strict=False):
+        told = [knob.engaged for knob in (await scene.get(job_id)).output.engagements if knob.knob == "batch"]
+        assert told == ["4"]
+        pixels = [await pixels_of(scene, each) for each in (alone_id, job_id)]
+        assert np.abs(pixels[0] - pixels[1]).max() <= 1, "of 255: float32 sums in another order"

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from darkroom.rpc.errors import DarkroomError, DrainingError, UnknownWorkerError, WorkerLostError, error_to_message
 from darkroom.rpc.logs import log
 from darkroom.rpc.serving import owned_task
+from darkroom.v1 import plan_pb2
 from services.gateway.running.batch import Batch
+from services.gateway.running.loading import Need, find_room
 from services.gateway.running.resources import Resources
 from services.gateway.running.runner import Runner
 from services.gateway.running.verdict import Verdict, final_error
@@ -25,6 +27,8 @@ from services.gateway.workers.seat import Seat
 # Rings can be missed while Redis restarts; this often an idle attendant looks by itself.
 LOOK_S = 1.0
 STORE_PAUSE_S = 0.25
+# Longest that a claim waits to hear how many jobs there is room for.
+ROOM_S = 0.5
 
 
 class Dispatch:
@@ -96,7 +100,7 @@ class Dispatch:
             sorted(elsewhere - {seat.kind, ""}),
             settings.gateway_patience_s,
             settings.gateway_lease_s,
-            seat.rooms,
+            await self._rooms(seat),
         )
         if not isinstance(claim, Claim):
             return claim
@@ -108,6 +112,16 @@ class Dispatch:
             return LOOK_S
         await self._drive(seat, [claim, *claim.others])
         return 0.0
+
+    async def _rooms(self, seat: Seat) -> dict[str, int]:
+        """How many jobs of each size may be claimed together; asks for the size that the plan was made for."""
+        plan, most = seat.loaded_plan, self._means.settings.most_at_once(seat.device)
+        if plan is None or not plan.workload.width or most == 1:
+            return {}
+        ends_at = time.monotonic() + ROOM_S
+        need = Need(plan.model, plan_pb2.PlanPreferences(), plan.workload, seat.kind, ends_at)
+        await find_room(seat, self._means.planner, need, most)
+        return seat.rooms
 
     async def _drive(self, seat: Seat, claims: Sequence[Claim]) -> None:
         """Drives the jobs of one run, each by a runner of its own, until none is this gateway's any more."""

@@ -84,12 +84,15 @@ async def find_room(seat: Seat, planner: PlannerClient, need: Need, most: int) -
     size, room = size_name(workload.width, workload.height), max(1, min(most, loaded.call.max_batch))
     if room > 1 and (known := seat.room_for(need.kind, size)) is not None:
         return known
+    if not seat.may_ask_room:
+        return 1
     while room > 1:
         workload = plan_pb2.Workload(width=workload.width, height=workload.height, batch_size=room, num_frames=1)
         try:
             held = await _held(planner, replace(need, workload=workload), seat.status.device, loaded)
         except DarkroomError as error:
             log.warning("room_unknown", reason=error.reason)
+            seat.room_is_unknown()
             return 1
         if held is not None and is_satisfied(held, loaded):
             break

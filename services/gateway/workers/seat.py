@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 
 from darkroom.rpc.errors import DarkroomError
 from darkroom.v1 import device_pb2, plan_pb2, worker_pb2
@@ -19,6 +20,8 @@ QUICK_LOOK_S = 0.25
 FREE = (worker_pb2.WORKER_STATE_EMPTY, worker_pb2.WORKER_STATE_READY)
 ENDING = (worker_pb2.WORKER_STATE_DRAINING, worker_pb2.WORKER_STATE_FAILED)
 MAX_PENALTY_S = 5.0
+# Before a planner that did not answer is asked once more how many jobs there is room for.
+ASK_AGAIN_S = 5.0
 
 
 class Seat:
@@ -42,6 +45,8 @@ class Seat:
         self._failed_claim = 0
         # How many pictures of a size the loaded plan has room for at once, by kind and size: as the planner says.
         self._rooms: dict[str, dict[str, int]] = {}
+        # When the planner could not be asked, and may be again.
+        self._asks_again_at = 0.0
         self._looked = asyncio.Event()
         self._nudge = asyncio.Event()
 
@@ -170,6 +175,15 @@ class Seat:
     def room_for(self, kind: str, size: str) -> int | None:
         """How many jobs of a kind and size the loaded plan has room for at once; None where nobody asked yet."""
         return self._rooms.get(kind, {}).get(size)
+
+    def room_is_unknown(self) -> None:
+        """The planner could not be asked: for a while jobs run alone."""
+        self._asks_again_at = time.monotonic() + ASK_AGAIN_S
+
+    @property
+    def may_ask_room(self) -> bool:
+        """True unless the planner could not be asked a moment ago."""
+        return time.monotonic() >= self._asks_again_at
 
     def remember_room(self, kind: str, size: str, room: int) -> None:
         """The planner says how many of a size the loaded plan has room for."""

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from darkroom.knowledge import load_catalogue
 from darkroom.rpc.errors import InvalidRequestError, UnknownModelError
 from darkroom.rpc.request_ids import check_request_id
-from darkroom.v1 import device_pb2, generation_pb2, plan_pb2
-from services.gateway.admission import admit, check_preferences, kind_of
+from darkroom.v1 import checkpoint_pb2, device_pb2, generation_pb2, plan_pb2
+from services.gateway.admission import admit, check_preferences, kind_of, shape_of
 from tests.fakes.catalogue import TINY, FakeCatalogue
 
 CATALOGUE = FakeCatalogue()
@@ -37,6 +38,16 @@ def test_absent_fields_take_the_models_defaults() -> None:
     assert full.format == generation_pb2.OUTPUT_FORMAT_PNG
     assert full.HasField("seed")
     assert full.seed < 2**53
+
+
+def test_jobs_of_one_shape_differ_in_prompt_seed_and_format_only() -> None:
+    shape = shape_of(admitted())
+    other = {"prompt": "a cat", "negative_prompt": "x", "seed": 7, "format": generation_pb2.OUTPUT_FORMAT_JPEG}
+    assert shape_of(admitted(**other)) == shape
+    assert shape.startswith("128x128 ")
+    wishes = plan_pb2.PlanPreferences(attention=plan_pb2.ATTENTION_BACKEND_NATIVE)
+    for change in ({"steps": 5}, {"guidance": 3.5}, {"width": 64}, {"model": "plain"}, {"preferences": wishes}):
+        assert shape_of(admitted(**change)) != shape
 
 
 def test_zero_and_empty_are_values_where_they_mean_something() -> None:
@@ -145,3 +156,17 @@ def test_what_is_admitted_is_within_every_limit(
     assert "\0" not in full.prompt + full.negative_prompt
     assert max(len(full.prompt), len(full.negative_prompt)) <= limits.max_prompt_characters
     assert full.seed == seed
+
+
+@pytest.mark.parametrize("model", ["flux.1-kontext-dev", "qwen-image-edit-2511"])
+def test_a_model_that_changes_pictures_is_refused_before_anything_is_queued(model: str) -> None:
+    request = generation_pb2.GenerationRequest(model=model, prompt="make it blue")
+    with pytest.raises(InvalidRequestError) as refused:
+        admit(request, load_catalogue().message)
+    assert refused.value.violations == {"request.model": f"{model} needs an input image, which requests can't carry yet"}
+
+
+def test_random_weights_are_another_kind_of_job_than_real_ones() -> None:
+    wishes = plan_pb2.PlanPreferences()
+    wishes.source.kind = checkpoint_pb2.CHECKPOINT_KIND_RANDOM
+    assert kind_of(admitted(preferences=wishes)) != kind_of(admitted())

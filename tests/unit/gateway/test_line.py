@@ -41,11 +41,12 @@ async def submit(
     priority: job_pb2.JobPriority.ValueType = NORMAL,
     kind: str = "tiny/0.0.0",
     bounds: Bounds = BOUNDS,
+    shape: str = "",
 ) -> str:
     """Returns the job's id."""
     request = generation_pb2.GenerationRequest(model=kind.partition("/")[0])
     terms = job_pb2.JobTerms(priority=priority)
-    return (await jobs.submit(request, kind, "", "d", bounds, terms, tenant)).id
+    return (await jobs.submit(request, kind, "", "d", bounds, terms, tenant, shape)).id
 
 
 async def take(jobs: Jobs, loaded: str = "", patience_s: float = 10) -> Claim:
@@ -59,6 +60,82 @@ async def serve_one(jobs: Jobs, loaded: str = "", patience_s: float = 10) -> job
     got = await take(jobs, loaded, patience_s)
     await jobs.succeed(got, generation_pb2.Output())
     return got.job
+
+
+async def take_together(jobs: Jobs, room: int = 4, patience_s: float = 10) -> list[str]:
+    """Claims for a worker that has "tiny" loaded and room for so many of 8x8; returns the jobs' ids in order."""
+    got = await jobs.claim("w", "tiny/0.0.0", [], patience_s, 10, {"8x8": room, "16x16": 1})
+    assert isinstance(got, Claim)
+    for claim in got.others:
+        assert (claim.token, claim.run_id, claim.job.worker_id) == (got.token, got.run_id, "w")
+    return [claim.job.id for claim in (got, *got.others)]
+
+
+async def end(jobs: Jobs) -> None:
+    """Ends the running job well, whoever had it."""
+    await jobs.abandon_all_leases()
+    adopted = await jobs.adopt(10)
+    assert adopted is not None
+    await jobs.succeed(adopted, generation_pb2.Output())
+
+
+async def give_back(jobs: Jobs, job_ids: list[str], setback: Setback) -> None:
+    """Gives running jobs back, whoever had them."""
+    await jobs.abandon_all_leases()
+    adopted = await jobs.adopt(10)
+    assert adopted is not None
+    claims = [adopted, *adopted.others]
+    assert {claim.job.id for claim in claims} == set(job_ids), "what runs together is adopted together"
+    for claim in claims:
+        await jobs.requeue(claim, setback, 9, FAILED)
+
+
+async def test_a_batch_is_taken_in_the_order_of_the_line_and_no_larger_than_there_is_room(jobs: Jobs) -> None:
+    ids = [await submit(jobs, tenant, shape="8x8 4") for tenant in ("a", "b", "a", "b", "c")]
+    assert await take_together(jobs, room=1) == ids[:1]
+    await jobs.claim("other", "", [], 10, 10)
+    assert isinstance(await jobs.claim("w", "tiny/0.0.0", [], 10, 10, {"8x8": 4}), float), "the worker is taken"
+    await give_back(jobs, ids[:1], Setback.RELEASED)
+    assert await take_together(jobs, room=3) == [ids[0], ids[4], ids[2]]
+
+
+@pytest.mark.parametrize("shape", ["", "8x8 5", "16x16 4"])
+async def test_another_shape_goes_by_itself(jobs: Jobs, shape: str) -> None:
+    first = await submit(jobs, shape="8x8 4")
+    await submit(jobs, shape=shape)
+    last = await submit(jobs, shape="8x8 4")
+    assert await take_together(jobs) == [first, last]
+
+
+async def test_a_batch_carries_no_lower_priority_along_and_passes_no_higher_one(jobs: Jobs) -> None:
+    high = await submit(jobs, priority=HIGH, shape="8x8 4")
+    await submit(jobs, priority=NORMAL, shape="8x8 4")
+    assert await take_together(jobs) == [high]
+
+
+async def test_a_head_that_was_passed_over_for_its_patience_lets_no_batch_by(jobs: Jobs) -> None:
+    first = [await submit(jobs, shape="8x8 4"), await submit(jobs, shape="8x8 5"), await submit(jobs, shape="8x8 4")]
+    assert await take_together(jobs, patience_s=0) == first[:1]
+
+
+async def test_once_its_engine_died_a_job_runs_with_no_other(jobs: Jobs) -> None:
+    ids = [await submit(jobs, shape="8x8 4") for _ in range(3)]
+    assert await take_together(jobs) == ids
+    await give_back(jobs, ids, Setback.SUSPECT)
+    fresh = await submit(jobs, shape="8x8 4")
+    taken = await take_together(jobs)
+    assert taken == ids[:1]
+    assert (await jobs.get(ids[0])).attempts == 2
+    await give_back(jobs, taken, Setback.DEATH)
+    assert await take_together(jobs) == ids[:1]
+    await end(jobs)
+    alone = []
+    while len(alone) < 3:
+        taken = await take_together(jobs)
+        assert len(taken) == 1
+        alone += taken
+        await end(jobs)
+    assert sorted(alone) == [*ids[1:], fresh]
 
 
 async def test_a_tenants_jobs_keep_their_order(jobs: Jobs) -> None:

@@ -35,6 +35,11 @@ def test_each_failure_has_its_verdict(error: errors.DarkroomError, verdict: Verd
     assert judge(error, is_cancel_wanted=False) is verdict
 
 
+@pytest.mark.parametrize("death", [errors.EngineDiedError, errors.EngineHungError])
+def test_a_death_that_several_jobs_share_is_charged_to_none(death: type[errors.DarkroomError]) -> None:
+    assert judge(death("x", suspects=3), is_cancel_wanted=False) is Verdict.SUSPECT
+
+
 def test_a_wanted_cancellation_is_final() -> None:
     assert judge(errors.CancelledError("x"), is_cancel_wanted=True) is Verdict.FAIL
 

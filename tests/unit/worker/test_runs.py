@@ -29,6 +29,16 @@ async def events_of(run: Run, after: int = 0) -> list[worker_pb2.RunEvent]:
     return [event async for event in run.follow(after, 1.0)]
 
 
+def test_what_is_being_made_is_what_has_begun_and_not_ended() -> None:
+    run = run_of("a", "b", "c")
+    assert run.being_made == ["a", "b", "c"], "nobody knows yet which ones the engine has"
+    run.record(step("a"))
+    run.record(step("b"))
+    assert run.being_made == ["a", "b"]
+    finish(run, "a")
+    assert run.being_made == ["b"]
+
+
 async def test_events_are_numbered_from_one_and_replayed_from_any_point() -> None:
     run = run_of("a")
     run.record(step("a"))

@@ -40,3 +40,10 @@ def test_only_progress_moves_the_clock_and_the_phase_chooses_the_budget() -> Non
     assert watch.remaining_s == -0.5
     watch.saw(None)
     assert watch.remaining_s == 2.0
+
+
+def test_pictures_that_are_made_together_may_take_as_many_times_as_long() -> None:
+    now = 0.0
+    watch = ProgressWatch(budgets(encode=5), generation_pb2.PHASE_ENCODING, lambda: now, at_once=3)
+    now = 14.0
+    assert (watch.budget_s, watch.remaining_s) == (15, 1)

@@ -68,7 +68,7 @@ local function may_pass(waiting, rank)
   local first, first_place = unpack(redis.call('ZRANGE', P .. 'queue', 0, 0, 'WITHSCORES'))
   if first == waiting then return true end
   local since = redis.call('HGET', job_key(first), 'passed_ms')
-  if rank > rank_of(first_place) or (since and now - tonumber(since) >= tonumber(patience_ms)) then return false end
+  if rank > rank_of(first_place) or now - tonumber(since or now) >= tonumber(patience_ms) then return false end
   if not since then redis.call('HSET', job_key(first), 'passed_ms', whole(now)) end
   return true
 end
