@@ -33,7 +33,7 @@ from bench.machine import describe_machine
 from darkroom.knowledge import load_catalogue
 from darkroom.v1 import device_pb2
 
-GROUPS = ("flux", "stack", "emoji", "others", "tokens")
+GROUPS = ("flux", "stack", "emoji", "tokens", "others")
 OTHERS = {"z-image-turbo": (2, 9), "qwen-image": (2, 8)}
 SCHEMES = {"bf16": device_pb2.SCHEME_NONE, "fp8": device_pb2.SCHEME_FP8}
 Case = tuple[str, float, Callable[[], Figures]]

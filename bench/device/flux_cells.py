@@ -22,7 +22,7 @@ from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2
 MODEL = "flux.1-dev"
 GB = 10**9
 FEW, MANY = 4, 28
-OFF, BALANCED = plan_pb2.SPEED_MODE_OFF, plan_pb2.MEMORY_MODE_BALANCED
+OFF, MAX, BALANCED = plan_pb2.SPEED_MODE_OFF, plan_pb2.SPEED_MODE_MAX, plan_pb2.MEMORY_MODE_BALANCED
 DENSE, FP8, INT8 = device_pb2.SCHEME_NONE, device_pb2.SCHEME_FP8, device_pb2.SCHEME_INT8
 STORAGE = device_pb2.SCHEME_FP8_STORAGE
 # The wishes of each cell.
@@ -30,6 +30,7 @@ CELLS: dict[str, dict[str, int]] = {
     "bf16, off": {"scheme": DENSE, "speed_mode": OFF},
     "bf16, default": {"scheme": DENSE},
     "fp8, default": {"scheme": FP8},
+    "fp8, max": {"scheme": FP8, "speed_mode": MAX},
     "int8, default": {"scheme": INT8},
     "fp8 storage": {"scheme": STORAGE},
     "fp8 storage in groups": {"scheme": STORAGE, "memory_mode": BALANCED},
