@@ -334,6 +334,26 @@ async def test_an_item_that_fails_leaves_the_model_and_the_next_picture_as_they_
     assert file_of(await worker.generate("run-c", [item("job-c")], token=claim()), "job-c") == before
 
 
+async def test_an_engine_that_does_not_give_its_memory_back_is_replaced(worker: WorkerServer) -> None:
+    await worker.load(rehearsal_plan(), claim())
+    pid = (await worker.status()).engine_pid
+    await worker.stub.Unload(messages.UnloadRequest(token=claim()), timeout=10)
+    assert (await worker.wait_for(EMPTY)).engine_pid == pid
+    for following in (rehearsal_plan("other"), None):
+        await worker.load(rehearsal_plan(orders="leak when unloaded"), claim())
+        holding = (await worker.status()).engine_pid
+        if following is not None:
+            assert (await worker.load(following, claim()))[-1].loaded.plan.model == "other"
+        else:
+            await worker.stub.Unload(messages.UnloadRequest(token=claim()), timeout=10)
+        async with asyncio.timeout(20):
+            while (status := await worker.status()).engine_pid in (0, holding):
+                await asyncio.sleep(0.05)
+        assert not psutil.pid_exists(holding)
+        expected = following.memory.weight_bytes if following is not None else 0
+        assert status.device.memory.engine_bytes == expected
+
+
 async def test_a_claim_of_another_store_ends_what_the_worker_holds(worker: WorkerServer) -> None:
     await worker.load(rehearsal_plan(), claim(9))
     run = asyncio.create_task(

@@ -14,6 +14,7 @@ A picture is a PNG whose colours are a hash of the request and the plan. What a 
     out of memory at step 3             RESOURCE_EXHAUSTED; broken at step 3: BROKEN_OUTPUT, for this picture alone
     out of memory beyond 2 at step 3    only where more than two pictures are made at once
     crash while loading                 and so on: "while loading", "while encoding", "while decoding"
+    leak when unloaded                  the memory stays held, as by a broken allocator, until the process ends
 
     file of 600000 bytes                the picture is at least that large
 
@@ -100,6 +101,7 @@ class RehearsalEngine(Engine):
 
     def __init__(self) -> None:
         self._plan: plan_pb2.Plan | None = None
+        self._leaked_bytes = 0
         self._ledger = os.environ.get("REHEARSAL_LEDGER", "")
 
     def open(self, settings: WorkerSettings) -> device_pb2.Device:
@@ -107,7 +109,7 @@ class RehearsalEngine(Engine):
         return self.read_device()
 
     def read_device(self) -> device_pb2.Device:
-        held = self._plan.memory.weight_bytes if self._plan is not None else 0
+        held = self._leaked_bytes + (self._plan.memory.weight_bytes if self._plan is not None else 0)
         total = int(os.environ.get("REHEARSAL_TOTAL_BYTES", TOTAL_BYTES))
         foreign = int(os.environ.get("REHEARSAL_FOREIGN_BYTES", "0"))
         return device_pb2.Device(
@@ -129,10 +131,9 @@ class RehearsalEngine(Engine):
         if self._plan is not None:
             self._note(f"overlap {plan.model}")
             raise InternalError("a load came while another plan was held")
-        orders = [item.string_value for item in plan.call.arguments if item.name == "rehearse"]
         self._note(f"load {plan.model}")
         try:
-            self._pretend_to_load(Script("rehearse:" + " ".join(orders)), report)
+            self._pretend_to_load(Script(f"rehearse:{_orders(plan)}"), report)
         except DarkroomError:
             self._note(f"unload {plan.model}")
             raise
@@ -153,6 +154,8 @@ class RehearsalEngine(Engine):
     def unload(self) -> None:
         if self._plan is not None:
             self._note(f"unload {self._plan.model}")
+            if "leak when unloaded" in _orders(self._plan):
+                self._leaked_bytes += self._plan.memory.weight_bytes
         self._plan = None
 
     def most_at_once(self) -> tuple[int, str]:
@@ -222,6 +225,10 @@ def _tell(parts: Sequence[Part], progress: generation_pb2.Progress) -> None:
     for _, _, report in parts:
         if not report.is_over:
             report.progress(progress)
+
+
+def _orders(plan: plan_pb2.Plan) -> str:
+    return " ".join(item.string_value for item in plan.call.arguments if item.name == "rehearse")
 
 
 def paint(request: generation_pb2.GenerationRequest, plan: plan_pb2.Plan) -> bytes:

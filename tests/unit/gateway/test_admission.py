@@ -163,7 +163,8 @@ def test_a_model_that_changes_pictures_is_refused_before_anything_is_queued(mode
     request = generation_pb2.GenerationRequest(model=model, prompt="make it blue")
     with pytest.raises(InvalidRequestError) as refused:
         admit(request, load_catalogue().message)
-    assert refused.value.violations == {"request.model": f"{model} needs an input image, which requests can't carry yet"}
+    problem = f"{model} needs an input image, which requests can't carry yet"
+    assert refused.value.violations == {"request.model": problem}
 
 
 def test_random_weights_are_another_kind_of_job_than_real_ones() -> None:
