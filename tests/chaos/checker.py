@@ -8,6 +8,8 @@ breaks one is a finding, and a run without findings is a good one.
     double-written  more than one terminal state, or more than one file
     stuck           not ended within its bound
     wrong end       another state or reason than the request calls for; an innocent job that was blamed
+    wrong time      ended well after its deadline, or as late before it; or ended long after it
+    wrong tenant    another one than asked for it
     wrong picture   other bytes than the engine paints for that request
     out of order    events that go back, a fraction that falls, something after the terminal state
     gap             a sequence that is missing
@@ -29,9 +31,13 @@ from typing import Any
 from darkroom.v1 import job_pb2, plan_pb2
 from tests.chaos.evidence import Evidence, JobEvidence
 from tests.chaos.history import History
-from tests.chaos.work import CANCELLED, Task
+from tests.chaos.work import CANCELLED, LATE, Task
 from tests.engines.rehearsal import paint
 
+# Between two looks at the clock in one script.
+CLOCK_SLACK_S = 0.05
+# From a deadline to the end of its job, whatever is down meanwhile: a few leases, and Redis and gateways starting anew.
+LATE_BOUND_S = 30.0
 TERMINAL = {job_pb2.JOB_STATE_SUCCEEDED, job_pb2.JOB_STATE_FAILED, job_pb2.JOB_STATE_CANCELLED}
 
 
@@ -126,6 +132,7 @@ def _check_job(task: Task, words: Told, found: JobEvidence) -> Iterator[Finding]
     job = found.job
     for rule, text in (
         *_check_end(task, words, found),
+        *_check_time(task, job),
         *_check_files(task, words, found),
         *_check_store_events(found),
         *(problem for stream in words.streams for problem in _check_stream(stream, found)),
@@ -143,12 +150,28 @@ def _check_end(task: Task, words: Told, found: JobEvidence) -> Iterator[tuple[st
         yield "double-written", f"its terminal state was written {found.terminal_writes} times"
     state = job_pb2.JobState.Name(job.state).removeprefix("JOB_STATE_")
     end = job.error.reason if state == "FAILED" else state
-    allowed = {task.expected} | ({CANCELLED} if words.may_be_cancelled else set())
+    asked_for = {CANCELLED: words.may_be_cancelled, LATE: bool(task.deadline_s)}
+    allowed = {task.expected, *(end for end, is_allowed in asked_for.items() if is_allowed)}
     if end not in allowed:
         yield "wrong end", f"is {end} ({job.error.message}), not {' or '.join(sorted(allowed))}"
     for line in words.ended:
         if (line["state"], line["reason"]) != (state, job.error.reason):
             yield "double-written", f"was told as {line['state']} {line['reason']}, and is {end}"
+
+
+def _check_time(task: Task, job: job_pb2.Job) -> Iterator[tuple[str, str]]:
+    """A deadline, by the clock of Redis, which tells all times here and may have been stepped meanwhile."""
+    if job.tenant != task.tenant:
+        yield "wrong tenant", f"is {job.tenant}'s, not {task.tenant}'s"
+    if not task.deadline_s or job.state not in TERMINAL:
+        return
+    after_s = (job.finished_at.ToMilliseconds() - job.deadline_at.ToMilliseconds()) / 1000
+    if job.state == job_pb2.JOB_STATE_SUCCEEDED and after_s > CLOCK_SLACK_S:
+        yield "wrong time", f"ended well {after_s:.3f} s after its deadline"
+    if job.error.reason == LATE and after_s < -CLOCK_SLACK_S:
+        yield "wrong time", f"ended as late {-after_s:.3f} s before its deadline"
+    if after_s > LATE_BOUND_S:
+        yield "wrong time", f"ended {after_s:.1f} s after its deadline"
 
 
 def _check_files(task: Task, words: Told, found: JobEvidence) -> Iterator[tuple[str, str]]:

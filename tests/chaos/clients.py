@@ -26,6 +26,7 @@ CALL_S = 4.0
 # A stream that a stopped gateway holds is given up after this, and the next gateway asked.
 STREAM_S = 12.0
 PAUSE_S = 0.15
+TENANT = "x-darkroom-tenant"
 TERMINAL = (job_pb2.JOB_STATE_SUCCEEDED, job_pb2.JOB_STATE_FAILED, job_pb2.JOB_STATE_CANCELLED)
 # Not answers about the job, but signs that somebody else should be asked.
 PASSING = ("UNAVAILABLE", "STORE_UNAVAILABLE", "DRAINING", "QUEUE_FULL", "DEADLINE_EXCEEDED", "CANCELLED", "UNKNOWN")
@@ -91,16 +92,19 @@ class Client:
             await self._download(task, job)
 
     async def _submit(self, task: Task) -> str:
-        request = messages.SubmitJobRequest(request=task.request, request_id=task.request_id)
-        answer = await self._insist(task, lambda stubs: stubs.jobs.SubmitJob(request, timeout=CALL_S))
+        request = messages.SubmitJobRequest(request=task.request, request_id=task.request_id, terms=task.terms)
+        tenant = (TENANT, task.tenant)
+        answer = await self._insist(
+            task, lambda stubs: stubs.jobs.SubmitJob(request, timeout=CALL_S, metadata=(tenant,))
+        )
         self._tell(task, "accepted", job=answer.job.id)
         return str(answer.job.id)
 
     async def _generate(self, task: Task) -> str:
         """One stream for all; where it breaks before the job's id came, the same request is submitted again."""
-        request = messages.GenerateRequest(request=task.request, request_id=task.request_id)
+        request = messages.GenerateRequest(request=task.request, request_id=task.request_id, terms=task.terms)
         job_id, seen = "", 0
-        call = self._gateway().jobs.Generate(request, timeout=STREAM_S)
+        call = self._gateway().jobs.Generate(request, timeout=STREAM_S, metadata=((TENANT, task.tenant),))
         with self._broken(task), self._watching(task) as told, _leaving(call) as answers:
             async for answer in answers:
                 if not answer.HasField("event"):

@@ -24,6 +24,9 @@ from tests.chaos.process import Process
 from tests.chaos.proxy import Link
 from tests.fakes.gateway import redis_program
 
+# The models are the bundled one, "emoji", and this, "emoji-cold".
+COLD_MODEL = Path(__file__).with_name("cold_model.toml")
+
 
 @dataclass(frozen=True)
 class Size:
@@ -133,6 +136,7 @@ class Cluster:
 
     def _service(self, name: str, module: str, listen_variable: str, own: Mapping[str, str]) -> Process:
         shared = {listen_variable: "127.0.0.1:{port}", "DARKROOM_GRACE_S": str(self.size.grace_s)}
+        shared["DARKROOM_CATALOG_PATH"] = str(COLD_MODEL)
         return Process(name, [sys.executable, "-m", module], {**shared, **own, **self.size.more}, self.folder)
 
 

@@ -24,6 +24,8 @@ RULES = (
     "double-written",
     "stuck",
     "wrong end",
+    "wrong time",
+    "wrong tenant",
     "wrong picture",
     "out of order",
     "gap",

@@ -11,7 +11,7 @@ from tests.chaos.history import History
 from tests.chaos.schedule import WEIGHTS, make_schedule
 from tests.chaos.timeline import draw_timeline
 from tests.chaos.trial import Trial, run_trial
-from tests.chaos.work import KINDS, make_task
+from tests.chaos.work import KINDS, MODELS, TENANTS, make_task
 
 SMALL = Size(num_gateways=2, num_workers=3, lease_s=2.0, idle_s=4.0, grace_s=3.0)
 
@@ -46,6 +46,8 @@ def test_a_seed_gives_the_same_faults_and_jobs_each_time_and_every_kind_comes() 
     tasks = [make_task(7, number) for number in range(2000)]
     assert tasks == [make_task(7, number) for number in range(2000)]
     assert {task.kind for task in tasks} == set(KINDS)
+    assert {task.tenant for task in tasks} == set(TENANTS)
+    assert {task.request.model for task in tasks} == set(MODELS)
     assert first[0].describe() != make_schedule(8, 900, 3, 8, 2.0).__next__().describe()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class GoodRun:
         self.sha256 = hashlib.sha256(data).hexdigest()
         output = generation_pb2.Output(size_bytes=len(data), sha256=self.sha256)
         job = job_pb2.Job(id=JOB_ID, state=SUCCEEDED, request=self.task.request, output=output, last_sequence=6)
+        job.tenant = self.task.tenant
         steps = [generation_pb2.Progress(completed=step, total=STEPS, fraction=step / STEPS) for step in (1, 2, 3)]
         progress = [(2 + step, None, told) for step, told in enumerate(steps, 1)]
         events: list[Any] = [(1, QUEUED, None), (2, RUNNING, None), *progress, (6, SUCCEEDED, None)]
@@ -69,6 +71,28 @@ def test_a_good_run_has_no_findings(tmp_path: Path) -> None:
     assert GoodRun().rules(tmp_path) == set()
 
 
+def late(run: GoodRun, after_s: float, *, is_due: bool = True) -> None:
+    """The job failed as late, so long after its deadline."""
+    end_after_deadline(run, after_s, is_due=is_due)
+    run.job.job.state = job_pb2.JOB_STATE_FAILED
+    run.job.job.error.reason = "DEADLINE_EXCEEDED"
+
+
+def end_after_deadline(run: GoodRun, after_s: float, *, is_due: bool = True) -> None:
+    """The job ended so long after its deadline."""
+    run.task = replace(run.task, deadline_s=2.0 if is_due else 0.0)
+    run.job.job.deadline_at.FromSeconds(1000)
+    run.job.job.finished_at.FromMilliseconds(int(1000 * (1000 + after_s)))
+
+
+def test_a_job_that_ends_in_time_or_soon_after_as_late_has_no_findings_of_time(tmp_path: Path) -> None:
+    run = GoodRun()
+    end_after_deadline(run, -0.5)
+    assert run.rules(tmp_path) == set()
+    late(run, 0.5)
+    assert not {"wrong time", "wrong end"} & run.rules(tmp_path)
+
+
 DAMAGE: list[tuple[str, Callable[[GoodRun], object]]] = [
     ("lost", lambda run: run.evidence.jobs.clear()),
     ("lost", lambda run: run.job.files.clear()),
@@ -94,6 +118,11 @@ DAMAGE: list[tuple[str, Callable[[GoodRun], object]]] = [
     ("out of order", lambda run: setattr(run.job.events[3][2], "completed", 4)),
     ("recomputed", lambda run: run.job.steps.update({100: [1, 2, 1, 2, 3]})),
     ("recomputed", lambda run: run.job.steps.update({100: [1, 2, 2, 3]})),
+    ("wrong end", lambda run: late(run, +1.0, is_due=False)),
+    ("wrong time", lambda run: late(run, -1.0)),
+    ("wrong time", lambda run: late(run, +60.0)),
+    ("wrong time", lambda run: end_after_deadline(run, 1.0)),
+    ("wrong tenant", lambda run: setattr(run.job.job, "tenant", "somebody")),
     ("bad exit", lambda run: run.told.append(("terminated", {"name": "gateway-0", "code": 1}))),
 ]
 

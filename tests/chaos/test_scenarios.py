@@ -5,21 +5,16 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
-import subprocess
-import sys
 import uuid
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import grpc
 import pytest
 import pytest_asyncio
 
 from darkroom.v1 import generation_pb2, job_pb2
-from tests.chaos import writers
 from tests.chaos.cluster import Size
 from tests.chaos.evidence import JobEvidence
-from tests.chaos.process import ROOT
 from tests.chaos.scene import Scene, open_scene, said
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(240)]
@@ -238,6 +233,33 @@ async def test_a_full_disk_makes_jobs_wait_and_fails_none(scene: Scene) -> None:
     assert max([(await scene.evidence(job_id)).num_lost for job_id in job_ids]) <= 4
 
 
+async def test_a_gateway_with_a_full_disk_adopts_nothing_and_says_why_jobs_wait(scene: Scene) -> None:
+    """Gateway 0 knows of its full disk when gateway 1 dies with a job that runs."""
+    full, dead = scene.cluster.gateways
+    full.limit_files(0)
+    dead.send(signal.SIGSTOP)
+    tried = await scene.submit("finds out", gateway=0)
+
+    async def has_found_out() -> bool:
+        return "DISK_FULL" in full.log
+
+    await scene.until(has_found_out, "gateway 0 finds its disk full")
+    dead.send(signal.SIGCONT)
+    await scene.finish(tried)
+    running = await scene.submit("rehearse: steps of 0.3 s", steps=8, gateway=1)
+    await scene.until_step(running, 1)
+    assert scene.driver(running) == 1
+    await dead.kill()
+    waiting = await scene.submit("waits", gateway=0)
+    await asyncio.sleep(3 * LEASE_S)
+    assert not said(full, running)
+    assert "can't be" in (await scene.get(waiting)).progress.detail
+    full.limit_files(None)
+    jobs = await scene.finish(running, waiting)
+    assert {job.state for job in jobs} == {SUCCEEDED}
+    check_once(await scene.evidence(running), steps=8)
+
+
 # -- R14: what a watch tells is true, from any cursor -----------------------------------------------------------------
 
 
@@ -260,17 +282,3 @@ async def test_every_watch_from_every_cursor_tells_the_same_story_and_ends_it_on
         fractions = [event.progress.fraction for event in stream if event.HasField("progress")]
         assert fractions == sorted(fractions)
         assert all(0 <= fraction <= 1 for fraction in fractions)
-
-
-# -- R19: an output is the old one or the new one, never a part -------------------------------------------------------
-
-
-def test_a_writer_killed_at_any_moment_leaves_the_old_file_or_the_whole_new_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.chaos.writers", str(tmp_path / "outputs"), "19", "200"]
-    printed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=200).stdout
-    rounds = [line.split(maxsplit=1) for line in printed.splitlines()]
-    assert len(rounds) == 200
-    assert {found for _, found in rounds} <= {"old", "new"}
-    # The moments were spread: before the first piece, in between, and while or after the file was put in its place.
-    moments = {min(9, int(taken) * 10 // len(writers.NEW)) for taken, _ in rounds}
-    assert len(moments) >= 3
