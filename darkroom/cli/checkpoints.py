@@ -125,6 +125,53 @@ def validate(checkpoint: Checkpoint, store: Store = None, builder: Builder = "")
     output_console().print(f"[green]✓[/] {whole.name}: {amount}, as the manifest says")
 
 
+@app.command("publish")
+def publish(
+    checkpoint: Checkpoint,
+    repo: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="The Hub repository.", show_default=False)],
+    public: Annotated[bool, typer.Option("--public", help="Make a new repository public.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Replace files of other content.")] = False,
+    store: Store = None,
+    as_json: AsJson = False,
+    builder: Builder = "",
+) -> None:
+    """Upload a checkpoint to the Hub, with a card written from its manifest; goes on where an upload was cut off.
+
+    [bold]Examples[/]
+
+      HF_TOKEN=… darkroom checkpoints publish FLUX.1-dev-FP8 me/FLUX.1-dev-FP8
+
+      darkroom checkpoints publish emoji-INT8 me/emoji-quantised --public
+    """
+    from darkroom.cli.session import output_console
+    from darkroom.cli.text import to_json
+    from darkroom.v1 import checkpoint_builder_service_pb2 as messages
+
+    request = messages.PublishCheckpointRequest(
+        checkpoint_id=checkpoint, repo_id=repo, is_public=public, replaces=replace
+    )
+
+    async def errand(stub: CheckpointBuilderServiceAsyncStub) -> messages.PublishedCheckpoint:
+        from darkroom.cli.build_progress import BuildDisplay
+        from darkroom.v1 import build_pb2
+
+        published = messages.PublishedCheckpoint()
+        with BuildDisplay() as display:
+            async for answer in stub.PublishCheckpoint(request):
+                if answer.HasField("progress"):
+                    display.show(build_pb2.Build(progress=answer.progress))
+                else:
+                    published = answer.published
+        return published
+
+    done = with_builder(builder, errand, store)
+    if as_json:
+        typer.echo(to_json(done))
+        return
+    amount = f"{len(done.uploaded)} files sent, {len(done.unchanged)} were there already"
+    output_console().print(f"[green]✓[/] {done.repo_id} at {done.revision[:12]}: {amount}")
+
+
 @app.command("collect")
 def collect(store: Store = None, builder: Builder = "") -> None:
     """Delete what no checkpoint refers to, and what has not passed its gates, once it is a day old.

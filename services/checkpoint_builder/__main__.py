@@ -56,7 +56,8 @@ def main() -> None:
             log.info("leftovers_swept", num_builds=num_swept)
         async with Builder(settings, catalogue, shelf) as builder:
             await health.set_ready(True)
-            yield Application([(SERVICE, CheckpointBuilderServicer(builder, shelf))], drain=builder.drain)
+            servicer = CheckpointBuilderServicer(builder, shelf, settings.work_folder)
+            yield Application([(SERVICE, servicer)], drain=builder.drain)
 
     run_service("checkpoint_builder", settings.builder_listen, settings, [SERVICE.full_name], lifespan)
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator
+from pathlib import Path
 
 import grpc
 
-from darkroom.rpc.errors import PreconditionError, UnsupportedError
+from darkroom.rpc.errors import PreconditionError
 from darkroom.rpc.paging import cut_page, page_size
 from darkroom.v1 import checkpoint_builder_service_pb2 as messages
 from darkroom.v1 import checkpoint_builder_service_pb2_grpc
 from services.checkpoint_builder.builder import Builder
+from services.checkpoint_builder.publishing.run import run_publication
 from services.checkpoint_builder.shelf import Shelf
 from services.checkpoint_builder.validating import validate
 
@@ -23,9 +25,10 @@ DEFAULT_PAGE, LARGEST_PAGE = 50, 500
 class CheckpointBuilderServicer(checkpoint_builder_service_pb2_grpc.CheckpointBuilderServiceServicer):
     """The RPCs of one builder."""
 
-    def __init__(self, builder: Builder, shelf: Shelf) -> None:
+    def __init__(self, builder: Builder, shelf: Shelf, work_folder: Path) -> None:
         self._builder = builder
         self._shelf = shelf
+        self._work_folder = work_folder
 
     async def Build(self, request: messages.BuildRequest, context: grpc.aio.ServicerContext) -> messages.BuildResponse:
         return messages.BuildResponse(build=await self._builder.submit(request.order, request.request_id))
@@ -92,8 +95,9 @@ class CheckpointBuilderServicer(checkpoint_builder_service_pb2_grpc.CheckpointBu
     async def PublishCheckpoint(
         self, request: messages.PublishCheckpointRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[messages.PublishCheckpointResponse, None]:
-        raise UnsupportedError("this builder does not publish yet")
-        yield
+        async with contextlib.aclosing(run_publication(self._shelf, request, self._work_folder)) as events:
+            async for event in events:
+                yield event
 
     async def CollectCheckpoints(
         self, request: messages.CollectCheckpointsRequest, context: grpc.aio.ServicerContext

@@ -1,4 +1,5 @@
-"""A server that speaks the Hub's endpoints for folders on this machine: what `huggingface_hub` asks when it fetches.
+"""A server that speaks the Hub's endpoints for folders on this machine: what `huggingface_hub` asks to fetch and to
+upload files.
 
 Knows nothing of models. Invariant: it answers from the folder as it is, and notes every request.
 """
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from tests.fakes.hub_writes import TOKEN, Writes, paths_info
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -25,6 +28,8 @@ class FakeHub:
         self.gated: set[str] = set()
         self.requests: list[str] = []
         self.address = ""
+        # Where writers make repositories; None lets nobody write.
+        self.writes: Writes | None = None
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -36,6 +41,54 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self._answer()
+
+    def do_PUT(self) -> None:
+        self._write()
+
+    def do_POST(self) -> None:
+        self._write()
+
+    def _write(self) -> None:
+        path, writes = unquote(urlsplit(self.path).path), self.hub.writes
+        self.hub.requests.append(f"{self.command} {path}")
+        body = self._body()
+        parts = path.strip("/").split("/")
+        if writes is None or (parts[0] != "lfs" and self.headers.get("Authorization") != TOKEN):
+            self._fail(401, "Unauthorized")
+        elif parts[0] == "lfs":
+            self._send_json(writes.receive(parts[1], body), {})
+        elif parts[:3] == ["api", "repos", "create"]:
+            self._send_json(*writes.create(self.hub.repositories, body))
+        elif parts[:2] == ["api", "validate-yaml"]:
+            self._send_json(200, {"errors": [], "warnings": []})
+        elif parts[-1] == "batch":
+            self._send_json(200, writes.batch(self.hub.address, body))
+        else:
+            self._write_to("/".join(parts[2:4]), parts[4], writes, body)
+
+    def _write_to(self, repo_id: str, verb: str, writes: Writes, body: bytes) -> None:
+        folder = self.hub.repositories.get(repo_id)
+        if folder is None:
+            self._fail(404, "RepoNotFound")
+        elif verb == "preupload":
+            self._send_json(200, writes.preupload(body))
+        elif verb == "paths-info":
+            self._send_json(200, paths_info(folder, body))
+        else:
+            self._send_json(*writes.write(folder, body))
+
+    def _body(self) -> bytes:
+        if self.headers.get("Transfer-Encoding") == "chunked":
+            pieces = bytearray()
+            while size := int(self.rfile.readline(), 16):
+                pieces += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return bytes(pieces)
+        return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+
+    def _send_json(self, status: int, content: object) -> None:
+        self._send(json.dumps(content).encode(), "application/json", status)
 
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
@@ -75,7 +128,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         for name, value in {"Content-Type": kind, "Content-Length": str(len(content)), **(headers or {})}.items():
             self.send_header(name, value)
         self.end_headers()
-        if self.command == "GET":
+        if self.command != "HEAD":
             with contextlib.suppress(ConnectionError):
                 self.wfile.write(content)
 

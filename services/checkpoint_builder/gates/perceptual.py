@@ -1,4 +1,4 @@
-"""Two networks over pairs of pictures: `python -m services.checkpoint_builder.gates.perceptual FOLDER LPIPS CLIP DEVICE`.
+"""Two networks over pairs of pictures: `python -m …gates.perceptual FOLDER LPIPS CLIP DEVICE`, started by the builder.
 
 LPIPS is the distance of Zhang et al., "The Unreasonable Effectiveness of Deep Features as a Perceptual Metric" (2018),
 over AlexNet; CLIP the cosine of picture and prompt. The last line of its output is JSON. Knows nothing of checkpoints.
@@ -83,7 +83,8 @@ def clip_drops(
     """Returns by how much the second picture fits its prompt less than the first. Raises OSError, ValueError."""
     from transformers import CLIPModel, CLIPProcessor
 
-    model = CLIPModel.from_pretrained(folder, local_files_only=True, use_safetensors=True).eval().to(device)
+    model: Any = CLIPModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
+    model.to(device)
     processor = CLIPProcessor.from_pretrained(folder, local_files_only=True)
     drops = []
     with torch.inference_mode():
