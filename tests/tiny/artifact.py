@@ -41,6 +41,7 @@ def build_artifact(
     base: str,
     compute_type: torch.dtype = torch.bfloat16,
     has_passed: bool = True,
+    told_recipe: plan_pb2.QuantisationRecipe | None = None,
     **fields: Any,
 ) -> LocalArtifact:
     """Quantises a component and writes its artifact.
@@ -55,6 +56,7 @@ def build_artifact(
         base: what the artifact says it was made of.
         compute_type: of what stays dense.
         has_passed: also writes passed gates.
+        told_recipe: what the manifest says instead of `recipe`.
         fields: of the manifest that say something else than the truth.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +75,7 @@ def build_artifact(
             "component": component,
             "scheme": scheme,
             "compute_type": DTYPES[compute_type],
-            "recipe": recipe,
+            "recipe": told_recipe or recipe,
             "library": kind.__module__.partition(".")[0],
             "class_name": kind.__name__,
             "config": clean_config(json.loads((source / "config.json").read_text())),

@@ -77,7 +77,7 @@ def skeleton_of(library: str, class_name: str, config: Mapping[str, Any], comput
     try:
         with _default_type(compute_type), init_empty_weights():
             module = _construct(kind, dict(config))
-    except (TypeError, ValueError, KeyError, AttributeError) as misfit:
+    except (TypeError, ValueError, KeyError, AttributeError, AssertionError, RuntimeError) as misfit:
         problem = f"{class_name} refuses the artifact's configuration: {str(misfit)[:200]}"
         raise CorruptCheckpointError(problem, class_name=class_name) from misfit
     if hasattr(module, "tie_weights"):
