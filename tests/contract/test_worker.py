@@ -119,6 +119,31 @@ async def test_a_run_re_attaches_at_any_point_and_no_step_is_computed_twice(work
     assert isinstance(await failure_of(worker.generate("run-again", [], token=claim(2))), StaleTokenError)
 
 
+async def test_a_run_that_must_exist_is_never_begun_anew(worker: WorkerServer, ledger: Path) -> None:
+    await worker.load(rehearsal_plan(), claim(1))
+    request = messages.WorkerServiceGenerateRequest(
+        run_id="run-gone", token=claim(1), items=[item("job-gone")], model="rehearsal", must_exist=True
+    )
+
+    async def attach() -> None:
+        async for _ in worker.stub.Generate(request, timeout=20):
+            pass
+
+    assert isinstance(await failure_of(attach()), NotLoadedError)
+    assert not [line for line in ledger_lines(ledger, "step") if " job-gone " in line]
+
+
+async def test_of_items_made_together_a_dead_engine_names_all_and_blames_none_that_waited(worker: WorkerServer) -> None:
+    plan = rehearsal_plan()
+    plan.call.max_batch = 2
+    await worker.load(plan, claim(1))
+    items = [item(f"job-{place}", "rehearse: crash at step 2" if place == 1 else "") for place in range(3)]
+    events = await worker.generate("run-crash", items, token=claim(1))
+    assert [error_of(events, each.job_id) for each in items] == ["ENGINE_DIED", "ENGINE_DIED", "WORKER_LOST"]
+    suspects = [event.error.metadata["suspects"] for event in events if event.error.reason == "ENGINE_DIED"]
+    assert suspects == ["2", "2"]
+
+
 async def test_a_lower_claim_is_stale_and_no_claim_is_refused_while_one_is_held(worker: WorkerServer) -> None:
     await worker.load(rehearsal_plan(), claim(5))
     assert isinstance(await failure_of(worker.load(rehearsal_plan(), claim(4))), StaleTokenError)

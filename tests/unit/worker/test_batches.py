@@ -10,7 +10,9 @@ import torch
 from darkroom.rpc.errors import BrokenOutputError, CancelledError, DarkroomError, InternalError, OutOfMemoryError
 from darkroom.v1 import device_pb2, engine_pb2, generation_pb2, plan_pb2, worker_pb2
 from services.worker.config import WorkerSettings
+from services.worker.engine.assembly.stage import Assembly
 from services.worker.engine.batches import make_pictures
+from services.worker.engine.generation import most_at_once
 from services.worker.engine.loop import Engine
 from services.worker.engine.observing import Observer
 from services.worker.engine.reporting import ItemReporter, LoadReporter
@@ -162,3 +164,11 @@ def test_values_that_are_not_finite_fail_their_own_picture() -> None:
     # Decoded one by one, nobody can tell whose it is: then the call fails, and each is made alone.
     with pytest.raises(BrokenOutputError):
         observer.decoded(torch.nn.Identity(), (), pixels[:1])
+
+
+def test_first_block_caching_would_let_neighbours_decide_so_each_picture_is_made_alone() -> None:
+    plan = plan_pb2.Plan(call=plan_pb2.CallRecipe(max_batch=4))
+    assembly = Assembly(plan, WorkerSettings(), torch.device("cpu"))
+    assert most_at_once(assembly)[0] == 4
+    assembly.cache_kind = plan_pb2.STEP_CACHE_KIND_FIRST_BLOCK
+    assert most_at_once(assembly)[0] == 1
