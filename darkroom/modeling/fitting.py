@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers.loaders.single_file_model import (
-    SINGLE_FILE_LOADABLE_CLASSES,
-    _get_single_file_loadable_mapping_class,
-    _should_convert_state_dict_to_diffusers,
-)
+from diffusers.loaders import single_file_model
 from torch import nn
 
 from darkroom.modeling.dense import read_folder
 from darkroom.rpc.errors import CorruptCheckpointError, SourceRefusedError
 
 META = torch.device("meta")
+# How diffusers reads single files; untyped.
+single_file: Any = single_file_model
 
 
 def fit_folder(kind: Any, folder: Path, component: str) -> nn.Module:
@@ -50,7 +48,7 @@ def fit_file(
         SourceRefusedError: the class can't be read from one file.
         CorruptCheckpointError: a tensor is missing or of another shape.
     """
-    mapped = _get_single_file_loadable_mapping_class(kind) if hasattr(kind, "from_single_file") else None
+    mapped = single_file._get_single_file_loadable_mapping_class(kind) if hasattr(kind, "from_single_file") else None
     if mapped is None:
         raise SourceRefusedError(f"{component} is a {kind.__name__}, which can't be read from one file")
     config = kind.load_config(pipeline_folder, subfolder=component, local_files_only=True)
@@ -60,8 +58,8 @@ def fit_file(
     wanted = module.state_dict()
     try:
         # As diffusers 0.42's from_single_file decides.
-        if _should_convert_state_dict_to_diffusers(wanted, found):
-            convert = SINGLE_FILE_LOADABLE_CLASSES[mapped]["checkpoint_mapping_fn"]
+        if single_file._should_convert_state_dict_to_diffusers(wanted, found):
+            convert = single_file.SINGLE_FILE_LOADABLE_CLASSES[mapped]["checkpoint_mapping_fn"]
             found = convert(config=config, checkpoint=found)
         problem = _misfit(wanted, found)
     except (IndexError, KeyError, ValueError, RuntimeError, TypeError, AttributeError) as misfit:

@@ -51,8 +51,8 @@ def _fill(module: nn.Module, compute_type: torch.dtype, generator: torch.Generat
             # Not the type it was made in: a configuration of transformers may name one of its own.
             values = _draw(name, empty.shape, torch.float32 if whole_name in kept else compute_type, generator)
             owner._parameters[name] = nn.Parameter(values.to(rests_on), requires_grad=False)
-    if hasattr(module, "tie_weights"):
-        module.tie_weights()
+    if (tie := getattr(module, "tie_weights", None)) is not None:
+        tie()
 
 
 def _draw(name: str, shape: torch.Size, dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:

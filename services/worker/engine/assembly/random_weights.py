@@ -75,7 +75,7 @@ def make_pipeline(pipeline_class: Any, parts: dict[str, Any]) -> tuple[Any, list
 
 def byte_tokenizer(model_max_length: int = 512) -> Qwen2Tokenizer:
     """One token a byte, with the special tokens of chat templates: 262 in all, fewer than any text encoder knows."""
-    vocabulary = {letter: place for place, letter in enumerate(bytes_to_unicode().values())}
+    vocabulary = {letter: place for place, letter in enumerate(bytes_to_unicode().values())}  # type: ignore[no-untyped-call]
     vocabulary |= {token: len(vocabulary) + place for place, token in enumerate(SPECIAL_TOKENS)}
     tokenizer = Qwen2Tokenizer(
         vocab=vocabulary,
