@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import grpc
 import pytest
 
 from darkroom.v1 import generation_service_pb2, job_pb2
-from tests.contract.test_gateway import House, T, code_of, finish, get, settings_for, submit
-from tests.fakes.gateway import serve_gateway
-from tests.fakes.planner import FakePlanner, serve_planner
-from tests.fakes.worker import FakeWorker, serve_worker
+from tests.contract.house import House, T, code_of, finish, get, submit
 
 pytestmark = pytest.mark.redis
-
-
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    worker, planner = FakeWorker(), FakePlanner()
-    async with (
-        serve_worker(worker) as server,
-        serve_planner(planner) as address,
-        serve_gateway(settings_for(tmp_path, server.address, address)) as gateway,
-    ):
-        yield House(gateway, worker, server, planner)
 
 
 async def list_dead(house: House, **page: object) -> generation_service_pb2.ListDeadJobsResponse:

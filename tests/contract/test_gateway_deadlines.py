@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
 
 from darkroom.v1 import generation_service_pb2, job_pb2
-from tests.contract.test_gateway import (
+from tests.contract.house import (
     House,
     T,
     a_request,
@@ -23,24 +22,11 @@ from tests.contract.test_gateway import (
     until_state,
     watch,
 )
-from tests.contract.test_gateway import submit as submit_without
+from tests.contract.house import submit as submit_without
 from tests.fakes.gateway import Stubs, serve_gateway
-from tests.fakes.planner import FakePlanner, serve_planner
-from tests.fakes.worker import FakeWorker, serve_worker
 
 pytestmark = pytest.mark.redis
 FAILED = job_pb2.JOB_STATE_FAILED
-
-
-@pytest.fixture
-async def house(tmp_path: Path) -> AsyncIterator[House]:
-    worker, planner = FakeWorker(), FakePlanner()
-    async with (
-        serve_worker(worker) as server,
-        serve_planner(planner) as address,
-        serve_gateway(settings_for(tmp_path, server.address, address)) as gateway,
-    ):
-        yield House(gateway, worker, server, planner)
 
 
 def terms_of(deadline_s: float) -> job_pb2.JobTerms:

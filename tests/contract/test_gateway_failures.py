@@ -13,7 +13,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from darkroom.v1 import generation_service_pb2, job_pb2
-from tests.contract.test_gateway import (
+from tests.contract.house import (
     T,
     a_request,
     check_truth,

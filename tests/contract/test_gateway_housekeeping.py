@@ -18,7 +18,7 @@ from services.gateway.running.resources import Resources
 from services.gateway.store.bell import Bell
 from services.gateway.workers.client import PlannerClient
 from services.gateway.workers.pool import Pool
-from tests.contract.test_gateway import download, finish, settings_for, submit, until_state
+from tests.contract.house import download, finish, settings_for, submit, until_state
 from tests.fakes.gateway import Gateway, serve_gateway
 from tests.fakes.planner import FakePlanner, serve_planner
 from tests.fakes.redis import open_jobs, serve_redis

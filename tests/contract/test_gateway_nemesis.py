@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from darkroom.v1 import generation_service_pb2, job_pb2
-from tests.contract.test_gateway import T, a_request
+from tests.contract.house import T, a_request
 from tests.contract.test_gateway_failures import process_settings
 from tests.fakes.gateway import GatewayProcess, start_gateway
 from tests.fakes.planner import FakePlanner, serve_planner

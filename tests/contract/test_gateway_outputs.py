@@ -24,7 +24,7 @@ from services.gateway.store.jobs import Jobs
 from services.gateway.store.record import Claim
 from services.gateway.workers.client import PlannerClient
 from services.gateway.workers.pool import Pool
-from tests.contract.test_gateway import download, finish, settings_for, submit, until_state
+from tests.contract.house import download, finish, settings_for, submit, until_state
 from tests.fakes.gateway import serve_gateway
 from tests.fakes.planner import FakePlanner, serve_planner
 from tests.fakes.redis import open_jobs, serve_redis

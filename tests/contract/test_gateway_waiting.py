@@ -9,7 +9,7 @@ import pytest
 
 from darkroom.v1 import job_pb2
 from services.gateway.store.record import Claim
-from tests.contract.test_gateway import T, finish, get, settings_for, submit, until_state
+from tests.contract.house import T, finish, get, settings_for, submit, until_state
 from tests.fakes.gateway import serve_gateway
 from tests.fakes.planner import FakePlanner, serve_planner
 from tests.fakes.redis import open_jobs, serve_redis
