@@ -43,7 +43,7 @@ def family(model: str) -> tuple[Any, plan_pb2.Plan]:
 
 def latents_of(pipeline: Any, plan: plan_pb2.Plan, prompt: str, **changes: Any) -> torch.Tensor:
     """Calls a pipeline by its family's recipe and returns the latents."""
-    fields = {"width": 128, "height": 128, "steps": 2, "guidance": 3.0, "negative_prompt": "grey", **changes}
+    fields = {"width": 64, "height": 64, "steps": 1, "guidance": 3.0, "negative_prompt": "grey", **changes}
     request = generation_pb2.GenerationRequest(prompt=prompt, seed=0, **fields)
     arguments, _ = call_arguments(pipeline, plan.call, [request])
     with torch.inference_mode(), called_by_rules(pipeline, plan, request):

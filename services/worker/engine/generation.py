@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from darkroom.rpc.errors import BrokenOutputError, error_to_message
-from darkroom.v1 import generation_pb2, plan_pb2, worker_pb2
+from darkroom.v1 import device_pb2, generation_pb2, plan_pb2, worker_pb2
 from services.worker.engine.assembly.caching import renew_cache
 from services.worker.engine.assembly.rules import called_by_rules
 from services.worker.engine.assembly.stage import Assembly
@@ -25,6 +25,8 @@ from services.worker.engine.prompts import prompt_engagement
 from services.worker.engine.reporting import ItemReporter
 
 WARM_UP_GUIDANCE = 4.0
+# Schemes whose weights are plain tensors.
+PLAIN_SCHEMES = {device_pb2.SCHEME_NONE, device_pb2.SCHEME_FP8_STORAGE, device_pb2.SCHEME_GGUF}
 
 
 def most_at_once(assembly: Assembly) -> tuple[int, str]:
@@ -60,7 +62,7 @@ def generate(assembly: Assembly, items: Sequence[worker_pb2.RunItem], reports: S
     for watcher in assembly.watchers:
         watcher.begin()
     with (
-        torch.inference_mode(),
+        without_gradients(assembly.plan),
         observed(denoiser, getattr(pipeline, "vae", None), observer),
         _freed(assembly),
         called_by_rules(pipeline, assembly.plan, request),
@@ -123,9 +125,20 @@ def warm_up(assembly: Assembly, steps: int = 1, *, decodes: bool = False) -> Non
     )
     arguments, _ = call_arguments(pipeline, assembly.plan.call, [request])
     renew_cache(assembly, steps)
-    with torch.inference_mode(), _freed(assembly), called_by_rules(pipeline, assembly.plan, request):
+    with without_gradients(assembly.plan), _freed(assembly), called_by_rules(pipeline, assembly.plan, request):
         output = "np" if decodes else "latent"
         pipeline(**arguments, generator=torch.Generator("cpu").manual_seed(0), output_type=output)
+
+
+def without_gradients(plan: plan_pb2.Plan) -> contextlib.AbstractContextManager[object]:
+    """Returns what a call runs in: inference mode, but where quantised weights are moved between devices meanwhile.
+
+    A module can't give a parameter the storage of another device in inference mode, and torchao's tensors can't be
+    given another way there (torch 2.13).
+    """
+    moves = plan.offload not in (plan_pb2.OFFLOAD_TIER_NONE, plan_pb2.OFFLOAD_TIER_UNSPECIFIED)
+    is_plain = {part.scheme for part in plan.components} <= PLAIN_SCHEMES
+    return torch.no_grad() if moves and not is_plain else torch.inference_mode()
 
 
 def call_arguments(

@@ -241,6 +241,7 @@ def test_blocks_are_found_by_name_or_in_the_modules_own_lists() -> None:
 
     assert repeated_blocks(Named()) == {"Block"}
     assert repeated_blocks(Listed()) == {"Block"}
+    assert not repeated_blocks(Listed(), is_named=True)
     assert not repeated_blocks(nn.Linear(4, 4))
 
 

@@ -25,10 +25,17 @@ MOST_GRAPHS = 48
 RECOMPILE_LIMIT = 64
 
 
-def repeated_blocks(denoiser: nn.Module) -> frozenset[str]:
-    """Class names of the blocks that a denoiser repeats: as its class names them, else as its own lists hold them."""
+def repeated_blocks(denoiser: nn.Module, *, is_named: bool = False) -> frozenset[str]:
+    """Class names of the blocks that a denoiser repeats: as its class names them, else as its own lists hold them.
+
+    Args:
+        denoiser: whose blocks.
+        is_named: take no others than those that the class names.
+    """
     if named := getattr(denoiser, "_repeated_blocks", None):
         return frozenset(named)
+    if is_named:
+        return frozenset()
     lists = [child for child in denoiser.children() if isinstance(child, nn.ModuleList)]
     found = Counter(type(block).__name__ for child in lists for block in child)
     return frozenset(name for name, count in found.items() if count > 1 and "Block" in name)

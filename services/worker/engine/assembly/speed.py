@@ -73,7 +73,8 @@ class SpeedStage(Stage):
 
     def _compile(self, assembly: Assembly, report: LoadReporter) -> None:
         wanted, made_before = assembly.plan.compile, num_graphs()
-        names = {id(denoiser): repeated_blocks(denoiser) for denoiser in denoisers(assembly)}
+        # Blocks that a class does not name are those of its lists, unless its family is known to break graphs.
+        names = {id(one): repeated_blocks(one, is_named=not wanted.fullgraph) for one in denoisers(assembly)}
         for denoiser in denoisers(assembly):
             if not names[id(denoiser)]:
                 reason = f"{type(denoiser).__name__} names no repeated blocks"

@@ -77,9 +77,10 @@ def _problem(scheme: int, device: torch.device) -> str:
         fast_accumulate=scheme == FP8,
         weight_only=not has_units(device),
     )
+    quantise(model, scheme, recipe, torch.bfloat16, device)
+    model.to(device)
     with torch.inference_mode():
-        quantise(model, scheme, recipe, torch.bfloat16, device)
-        computed = model.to(device)(rows_RK.to(device)).float().cpu()
+        computed = model(rows_RK.to(device)).float().cpu()
     if not torch.isfinite(computed).all():
         return "the product holds values that are not finite, half of the rows being zeros"
     error = float((computed - expected).norm() / expected.norm())
