@@ -121,10 +121,11 @@ def fill(
         module.load_state_dict(ready, strict=True, assign=True)
     except RuntimeError as misfit:
         raise CorruptCheckpointError(f"the artifact doesn't fit {type(module).__name__}: {misfit}") from misfit
-    for name, buffer in module.named_buffers():
-        if buffer.is_meta:
-            raise CorruptCheckpointError(f"{type(module).__name__} has a buffer {name} that nothing fills")
-    module.to(device)
+    for layer in module.modules():
+        for name, buffer in layer.named_buffers(recurse=False):
+            if buffer.is_meta:
+                raise CorruptCheckpointError(f"{type(layer).__name__} has a buffer {name} that nothing fills")
+            layer._buffers[name] = buffer.to(device)
     adopt(module, scheme, recipe, compute_type)  # type: ignore[arg-type]
     return module.eval()
 

@@ -88,7 +88,7 @@ def read_tensors(
 
 
 @dataclass(frozen=True)
-class _Copy:
+class Copy:
     """A stretch of a piece that belongs to a tensor."""
 
     target: torch.Tensor
@@ -98,13 +98,13 @@ class _Copy:
 
 
 @dataclass
-class _Piece:
+class Piece:
     """A stretch of a file, at most a buffer long."""
 
     path: Path
     begin: int
     end: int
-    copies: list[_Copy]
+    copies: list[Copy]
 
 
 class _Pipeline:
@@ -119,7 +119,7 @@ class _Pipeline:
             name: torch.empty(place.end - place.begin, dtype=torch.uint8, device=self._device)
             for name, place in places.items()
         }
-        pieces = list(_pieces(places, bytes_by_name))
+        pieces = list(cut_into_pieces(places, bytes_by_name))
         self._handles = {path: os.open(path, os.O_RDONLY) for path in {piece.path for piece in pieces}}
         try:
             with ThreadPoolExecutor(NUM_PIECES, thread_name_prefix="read") as pool:
@@ -129,12 +129,12 @@ class _Pipeline:
                 os.close(handle)
         return {name: bytes_by_name[name].view(place.dtype).reshape(place.shape) for name, place in places.items()}
 
-    def _run(self, pieces: list[_Piece], pool: ThreadPoolExecutor) -> None:
+    def _run(self, pieces: list[Piece], pool: ThreadPoolExecutor) -> None:
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         buffers = [torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(NUM_PIECES)]
         freed: list[torch.cuda.Event | None] = [None] * NUM_PIECES
-        waiting: list[tuple[int, _Piece, Future[None]]] = []
+        waiting: list[tuple[int, Piece, Future[None]]] = []
         try:
             for place, piece in enumerate(pieces):
                 slot = place % NUM_PIECES
@@ -153,7 +153,7 @@ class _Pipeline:
     def _copy(
         self,
         slot: int,
-        piece: _Piece,
+        piece: Piece,
         filling: Future[None],
         buffers: list[torch.Tensor],
         freed: list[torch.cuda.Event | None],
@@ -169,7 +169,7 @@ class _Pipeline:
         freed[slot] = event
         self._read(piece.end - piece.begin)
 
-    def _fill(self, piece: _Piece, buffer: torch.Tensor) -> None:
+    def _fill(self, piece: Piece, buffer: torch.Tensor) -> None:
         view, done = memoryview(buffer.numpy()), 0
         length = piece.end - piece.begin
         while done < length:
@@ -179,19 +179,21 @@ class _Pipeline:
             done += count
 
 
-def _pieces(places: Mapping[str, Place], targets: Mapping[str, torch.Tensor]) -> Iterator[_Piece]:
-    """Cuts the tensors into pieces: neighbours share one, the large are spread over several."""
-    piece: _Piece | None = None
+def cut_into_pieces(
+    places: Mapping[str, Place], targets: Mapping[str, torch.Tensor], piece_bytes: int = PIECE_BYTES
+) -> Iterator[Piece]:
+    """Cuts the tensors' bytes into pieces: neighbours share one, the large are spread over several."""
+    piece: Piece | None = None
     for name, place in _in_file_order(places):
         done = 0
         while done < place.end - place.begin:
             at = place.begin + done
-            if piece is None or piece.path != place.path or piece.end != at or at - piece.begin >= PIECE_BYTES:
+            if piece is None or piece.path != place.path or piece.end != at or at - piece.begin >= piece_bytes:
                 if piece is not None:
                     yield piece
-                piece = _Piece(place.path, at, at, [])
-            length = min(place.end - at, PIECE_BYTES - (at - piece.begin))
-            piece.copies.append(_Copy(targets[name], done, at - piece.begin, length))
+                piece = Piece(place.path, at, at, [])
+            length = min(place.end - at, piece_bytes - (at - piece.begin))
+            piece.copies.append(Copy(targets[name], done, at - piece.begin, length))
             piece.end += length
             done += length
     if piece is not None:

@@ -31,7 +31,7 @@ from darkroom.modeling.artifacts.flatten import flatten, part_name, unflatten
 from darkroom.modeling.artifacts.outline import outline
 from darkroom.modeling.artifacts.pickled import PLAIN, ROTATED, TEXT_ENCODER, load_pickled
 from darkroom.modeling.artifacts.reading import load_artifact
-from darkroom.modeling.artifacts.tensor_files import places_in, read_tensors
+from darkroom.modeling.artifacts.tensor_files import cut_into_pieces, places_in, read_tensors
 from darkroom.modeling.artifacts.writing import ShardWriter, Written
 from darkroom.modeling.quantise import quantise
 from darkroom.modeling.skeleton import build_skeleton
@@ -146,7 +146,8 @@ def test_the_same_tensors_give_the_same_bytes_whole_and_in_shards(tmp_path: Path
         assert (hashlib.sha256(files[file.name]).hexdigest(), len(files[file.name])) == (file.sha256, file.size_bytes)
         if file.name.endswith(".safetensors"):
             with safe_open(tmp_path / "first" / file.name, "pt") as opened:
-                found |= {name: opened.get_tensor(name) for name in opened.keys()}
+                names = list(opened.keys())
+                found |= {name: opened.get_tensor(name) for name in names}
     assert found.keys() == tensors.keys()
     for name, tensor in tensors.items():
         assert (found[name].dtype, found[name].shape) == (tensor.dtype, tensor.shape)
@@ -160,6 +161,27 @@ def test_tensors_lie_at_whole_lines_as_far_as_they_fill_them(tmp_path: Path) -> 
     assert len(whole) == 20
     assert all(place.begin % 64 == 0 for place in whole)
     assert all(place.begin % place.dtype.itemsize == 0 for place in places.values())
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 100, 4096, 10**6])
+def test_pieces_of_any_size_cover_every_tensor_once(tmp_path: Path, piece_bytes: int) -> None:
+    tensors = mixed_tensors()
+    written = write(tmp_path, tensors, shard_bytes=9000)
+    places = {}
+    for file in written.files:
+        if file.name.endswith(".safetensors"):
+            places |= places_in(tmp_path / file.name)
+    targets = {name: torch.full((place.end - place.begin,), 255, dtype=torch.uint8) for name, place in places.items()}
+    # All but one: its bytes are skipped.
+    del places["block.3.weight"], targets["block.3.weight"]
+    for piece in cut_into_pieces(places, targets, piece_bytes):
+        assert 0 < piece.end - piece.begin <= piece_bytes
+        content = torch.frombuffer(bytearray(piece.path.read_bytes()[piece.begin : piece.end]), dtype=torch.uint8)
+        for copy in piece.copies:
+            target = copy.target[copy.offset : copy.offset + copy.length]
+            target.copy_(content[copy.source : copy.source + copy.length])
+    for name, target in targets.items():
+        assert torch.equal(target, bits(tensors[name]))
 
 
 def test_a_header_that_outgrows_its_room_starts_a_shard(tmp_path: Path) -> None:

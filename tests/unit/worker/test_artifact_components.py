@@ -140,6 +140,11 @@ def plainly_quantised(kind: Any, folder: Path, scheme: int) -> nn.Module:
 def tensors_of(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from module.named_parameters(remove_duplicate=False)
     yield from module.named_buffers()
+    # Tables that some classes keep beside their buffers.
+    for name, layer in module.named_modules():
+        for attribute, value in vars(layer).items():
+            if isinstance(value, torch.Tensor):
+                yield f"{name}.{attribute}", value
 
 
 def assert_same(name: str, found: torch.Tensor, right: torch.Tensor) -> None:
