@@ -98,6 +98,13 @@ def quantise(
     return Quantised(len(layers) - num_unproven, num_padded, num_unproven, before, storage_bytes([module]))
 
 
+def accumulates_fast(module: nn.Module) -> bool | None:
+    """Tells whether float8 products of this module are summed fast, by its own weights; None where it has none."""
+    settings = (getattr(weight.data, "mm_config", None) for weight in module.parameters())
+    found = [bool(setting.use_fast_accum) for setting in settings if setting is not None]
+    return all(found) if found else None
+
+
 def quantise_layer(
     name: str,
     layer: nn.Module,

@@ -14,7 +14,7 @@ from transformers import T5Config, T5EncoderModel
 from darkroom.modeling.block_scaled import MXFP8, NVFP4, block_scaled, settle
 from darkroom.modeling.filters import taken_layers
 from darkroom.modeling.padding import pad_rows
-from darkroom.modeling.quantise import FP8, INT8, SCHEMES, STORAGE, adopt, quantise
+from darkroom.modeling.quantise import FP8, INT8, SCHEMES, STORAGE, accumulates_fast, adopt, quantise
 from darkroom.modeling.storage import plain_tensors, storage_bytes
 from darkroom.rpc.errors import CancelledError, KernelFailedError, PlanRefusedError
 from darkroom.v1 import device_pb2, plan_pb2
@@ -100,6 +100,14 @@ def test_a_float8_row_of_zeros_is_not_a_number_without_the_floor() -> None:
     quantise(model, FP8, plan_pb2.QuantisationRecipe(min_features=32), torch.bfloat16, CPU)
     with torch.inference_mode():
         assert not torch.isfinite(model(torch.zeros(4, 64, dtype=torch.bfloat16))).all()
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+def test_float8_weights_tell_how_their_products_are_summed(is_fast: bool) -> None:
+    model = nn.Sequential(nn.Linear(64, 64)).to(torch.bfloat16)
+    assert accumulates_fast(model) is None
+    quantise(model, FP8, plan_pb2.QuantisationRecipe(fast_accumulate=is_fast), torch.bfloat16, CPU)
+    assert accumulates_fast(model) is is_fast
 
 
 @pytest.mark.parametrize("scheme", sorted(SCHEMES))

@@ -7,7 +7,7 @@ hold; a component that was quantised halfway is dropped with the assembly, never
 from __future__ import annotations
 
 from darkroom.modeling.float8_files import keep_float8
-from darkroom.modeling.quantise import Quantised, quantise
+from darkroom.modeling.quantise import FP8, Quantised, accumulates_fast, quantise
 from darkroom.rpc.logs import log
 from darkroom.v1 import device_pb2, generation_pb2, plan_pb2
 from services.worker.component_files import SINGLE_FILE, holds_float8
@@ -44,6 +44,7 @@ class QuantisationStage(Stage):
             engaged.append(f"{part.name}={scheme}")
         resolved = ", ".join(f"{part.name}={scheme_name(part.scheme)}" for part in assembly.plan.components)
         assembly.engage("scheme", resolved=resolved, engaged=", ".join(engaged), reason="; ".join(reasons))
+        _engage_accumulation(assembly)
 
     def undo(self, assembly: Assembly) -> None:
         """Quantised weights go with the components: there is no way back to dense ones."""
@@ -58,6 +59,15 @@ def _quantise(assembly: Assembly, part: plan_pb2.ComponentPlan, report: LoadRepo
         assembly.device,
         report.check,
     )
+
+
+def _engage_accumulation(assembly: Assembly) -> None:
+    """Tells how float8 products are summed, as the weights have it, where there are any."""
+    for part in assembly.plan.components:
+        if part.scheme == FP8 and (is_fast := accumulates_fast(assembly.parts[part.name])) is not None:
+            words = ["on" if is_on else "off" for is_on in (part.recipe.fast_accumulate, is_fast)]
+            assembly.engage("fast_accumulate", resolved=words[0], engaged=words[1])
+            return
 
 
 def _told(done: Quantised) -> str:
