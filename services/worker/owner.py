@@ -244,7 +244,7 @@ def _blame(run: Run, death: DarkroomError) -> None:
     """
     suspects = run.being_made
     if len(suspects) > 1:
-        death = type(death)(death.message, **{**death.facts, "suspects": len(suspects)})
+        death.facts["suspects"] = str(len(suspects))
     run.fail(death, suspects)
     run.fail(WorkerLostError(f"the engine ended before this item began: {death.message}"))
 

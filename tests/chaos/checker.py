@@ -265,15 +265,9 @@ def summarise(tasks: dict[int, Task], evidence: Evidence) -> dict[str, Any]:
         "engine_deaths_charged": sum(job.num_deaths for job in jobs),
         "lost_workers_charged": sum(job.num_lost for job in jobs),
         "starts_beyond_claims": sum(max(0, job.num_starts - job.num_claims) for job in jobs),
-        "adoptions": _adoptions(evidence),
+        "in_batches": sum(any(knob.knob == "batch" for knob in job.job.output.engagements) for job in jobs),
         "steps_asked": asked,
         "steps_computed": computed,
         "steps_asked_single_start": sum(job.job.request.steps for job in undisturbed),
         "steps_computed_single_start": sum(len(steps) for job in undisturbed for steps in job.steps.values()),
     }
-
-
-def _adoptions(evidence: Evidence) -> int:
-    """Claims and adoptions draw from one counter; what is no claim was an adoption."""
-    highest = max((job.token for job in evidence.jobs.values()), default=0)
-    return highest - sum(job.num_claims for job in evidence.jobs.values())

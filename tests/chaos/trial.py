@@ -89,6 +89,7 @@ async def run_trial(trial: Trial, folder: Path, *, may_fetch: bool = False) -> V
         evidence = await gather(cluster)
     findings = check(work.tasks, history, evidence)
     figures = summarise(work.tasks, evidence) | _timings(history)
+    figures["adoptions"] = sum(gateway.log.count('"job_adopted"') for gateway in cluster.gateways)
     figures |= {"seconds": round(seconds, 1), "clock_steps": library is not None, "restarts": _restarts(cluster)}
     history.close()
     return Verdict(findings, figures, dict(sorted(nemesis.done.items())), history)

@@ -66,7 +66,7 @@ class Batch:
         """Serves the attempts until none is open. Never raises: they learn how it ended."""
         try:
             if not self._is_adopted:
-                await self._forget_older_runs(attempt for attempt in self._open if attempt.claim.job.attempts > 1)
+                await self._forget_older_runs([attempt for attempt in self._open if attempt.claim.job.attempts > 1])
                 await self._prepare()
             await self._make()
         except Exception as failure:  # handed to each job's own boundary
@@ -85,7 +85,7 @@ class Batch:
     async def _prepare(self) -> None:
         """Loads, unless the worker is known to hold what the jobs need; lets those go that it has no room for."""
         need = self._need()
-        if not self._seat.covers(need.kind, need.workload):
+        if not self._seat.covers(need.kind, self._workload()):
             await self._follow_load(ensure_loaded(self._seat, self._means.planner, need, self._token))
         most = self._means.settings.most_at_once(self._seat.device)
         room = await find_room(self._seat, self._means.planner, need, most)
@@ -215,11 +215,14 @@ class Batch:
                 await self._seat.client.acknowledge(attempt.claim.job.id, self._token)
 
     def _need(self) -> Need:
-        request = self._attempts[0].claim.job.request
-        workload = plan_pb2.Workload(width=request.width, height=request.height, batch_size=1, num_frames=1)
-        left_s = self._left_s()
+        request, left_s = self._attempts[0].claim.job.request, self._left_s()
         ends_at = None if left_s is None else time.monotonic() + left_s
-        return Need(request.model, request.preferences, workload, kind_of(request), ends_at)
+        return Need(request.model, request.preferences, self._workload(), kind_of(request), ends_at)
+
+    def _workload(self) -> plan_pb2.Workload:
+        """One picture: how many more there is room for is asked of the plan that is loaded."""
+        request = self._attempts[0].claim.job.request
+        return plan_pb2.Workload(width=request.width, height=request.height, batch_size=1, num_frames=1)
 
     def _left_s(self) -> float | None:
         """Seconds until nobody wants anything of the run any more; None: never."""
