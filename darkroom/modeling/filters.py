@@ -46,13 +46,19 @@ def is_excluded(recipe: plan_pb2.QuantisationRecipe, name: str) -> bool:
 
 
 def taken_layers(module: nn.Module, recipe: plan_pb2.QuantisationRecipe) -> Iterator[tuple[str, Layer]]:
-    """Yields the layers of a module that the recipe takes, in the module's order."""
+    """Yields the layers of a module that the recipe takes, in the module's order.
+
+    One that shares its weight with an embedding, as a tied output layer does, stays dense: embeddings do.
+    """
+    embedded = {id(part.weight) for part in module.modules() if isinstance(part, nn.Embedding)}
     kinds = (nn.Linear, *CONVOLUTIONS) if recipe.takes_convolutions else (nn.Linear,)
     kept = kept_float32(module)
     for name, layer in module.named_modules():
         if not isinstance(layer, kinds):
             continue
         weight = layer.weight
+        if id(weight) in embedded:
+            continue
         is_bfloat16 = f"{name}.weight" not in kept if weight.is_meta else weight.dtype == torch.bfloat16
         if takes(recipe, name, weight.shape[1], weight.shape[0], is_bfloat16):
             yield name, layer

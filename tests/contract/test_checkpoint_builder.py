@@ -33,11 +33,15 @@ def order(scheme: int = INT8, **fields: object) -> build_pb2.BuildOrder:
 
 async def refusal(call: object) -> DarkroomError:
     """What a call is refused with."""
-    with pytest.raises(grpc.aio.AioRpcError) as refused:
+
+    async def finish() -> None:
         if hasattr(call, "__aiter__"):
-            [answer async for answer in call]  # type: ignore[attr-defined]
+            [answer async for answer in call]
         else:
             await call  # type: ignore[misc]
+
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await finish()
     return from_rpc_error(refused.value)
 
 
@@ -190,9 +194,8 @@ async def test_publishing_goes_on_where_it_was_cut_off_and_replaces_nothing_in_s
     assert writes is not None
     request = messages.PublishCheckpointRequest(checkpoint_id="emoji-INT8", repo_id="me/emoji-quantised")
     # The manifest is what is sent last of the large files: sending it fails once.
-    manifest = (
-        await builder.stub.GetCheckpoint(messages.GetCheckpointRequest(checkpoint_id="emoji-INT8"), timeout=5)
-    ).manifest
+    asked = messages.GetCheckpointRequest(checkpoint_id="emoji-INT8")
+    manifest = (await builder.stub.GetCheckpoint(asked, timeout=CALL_S)).manifest
     writes.failing = {hashlib.sha256(manifest.encode()).hexdigest()}
     assert (await refusal(builder.stub.PublishCheckpoint(request, timeout=CALL_S))).reason == "SOURCE_REFUSED"
     assert writes.num_commits == 0

@@ -58,7 +58,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif parts[0] == "lfs":
             self._send_json(writes.receive(parts[1], body), {})
         elif parts[:3] == ["api", "repos", "create"]:
-            self._send_json(*writes.create(self.hub.repositories, body))
+            self._send_json(*writes.create(self.hub.address, self.hub.repositories, body))
         elif parts[:2] == ["api", "validate-yaml"]:
             self._send_json(200, {"errors": [], "warnings": []})
         elif parts[-1] == "batch":
@@ -75,7 +75,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif verb == "paths-info":
             self._send_json(200, paths_info(folder, body))
         else:
-            self._send_json(*writes.write(folder, body))
+            self._send_json(*writes.write(f"{self.hub.address}/{repo_id}", folder, body))
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") == "chunked":
@@ -101,10 +101,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._fail(404, "RepoNotFound")
         elif repo_id in self.hub.gated and self.headers.get("Authorization") != "Bearer let-me-in":
             self._fail(403, "GatedRepo")
-        elif is_api and parts[4] == "tree":
+        elif is_api and parts[4:5] == ["tree"]:
             self._send(json.dumps([_entry(folder, file) for file in _files(folder)]).encode(), "application/json")
         elif is_api:
-            told = {"id": repo_id, "sha": COMMIT, "siblings": [{"rfilename": name} for name in _files(folder)]}
+            told = {"id": repo_id, "sha": self._commit(), "siblings": [{"rfilename": name} for name in _files(folder)]}
             self._send(json.dumps(told).encode(), "application/json")
         else:
             self._send_file(folder / "/".join(parts[4:]))
@@ -114,11 +114,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._fail(404, "EntryNotFound")
             return
         content = file.read_bytes()
-        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": self._commit()}
         start = int(self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")[0] or 0)
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         self._send(content[start:], "application/octet-stream", 206 if start else 200, headers)
+
+    def _commit(self) -> str:
+        writes = self.hub.writes
+        return writes.commit if writes is not None and writes.num_commits else COMMIT
 
     def _fail(self, status: int, code: str) -> None:
         self._send(b"{}", "application/json", status, {"X-Error-Code": code, "X-Error-Message": code})

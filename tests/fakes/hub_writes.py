@@ -34,17 +34,17 @@ class Writes:
         """The newest commit's name."""
         return f"{self.num_commits:040x}"
 
-    def create(self, repositories: dict[str, Path], body: bytes) -> tuple[int, object]:
+    def create(self, address: str, repositories: dict[str, Path], body: bytes) -> tuple[int, object]:
         """Makes a repository; 409 where it is there."""
         asked = json.loads(body)
         repo_id = f"{asked['organization']}/{asked['name']}"
-        url = {"url": f"https://hub/{repo_id}"}
+        url = {"url": f"{address}/{repo_id}"}
         if repo_id in repositories:
             return 409, url
         folder = self.root / repo_id
         folder.mkdir(parents=True)
         repositories[repo_id] = folder
-        self.private[repo_id] = bool(asked.get("private"))
+        self.private[repo_id] = bool(asked.get("private")) or asked.get("visibility") == "private"
         return 200, url
 
     def preupload(self, body: bytes) -> object:
@@ -81,7 +81,7 @@ class Writes:
         self.sent.append(oid)
         return 200
 
-    def write(self, folder: Path, body: bytes) -> tuple[int, object]:
+    def write(self, url: str, folder: Path, body: bytes) -> tuple[int, object]:
         """Makes a commit of what its lines name."""
         operations = [json.loads(line) for line in body.splitlines()]
         files = {item["value"]["path"]: item for item in operations if item["key"] in ("file", "lfsFile")}
@@ -94,7 +94,7 @@ class Writes:
             content = self.objects[value["oid"]] if is_large else base64.b64decode(value["content"])
             (folder / path).write_bytes(content)
         self.num_commits += 1
-        return 200, {"success": True, "commitOid": self.commit, "commitUrl": f"https://hub/commit/{self.commit}"}
+        return 200, {"success": True, "commitOid": self.commit, "commitUrl": f"{url}/commit/{self.commit}"}
 
 
 def paths_info(folder: Path, body: bytes) -> object:

@@ -175,13 +175,11 @@ def _rules(skeleton: Any) -> tuple[list[Any], list[Any], str]:
 
 
 def _runtime_types(skeleton: nn.Module, compute_type: torch.dtype) -> dict[str, torch.dtype]:
-    """The type of every tensor once the runtime has read it.
+    """The type of every tensor once the runtime has read it: `compute_type`, but for what a class keeps in float32.
 
-    transformers takes the skeleton's, diffusers `compute_type` but for what a class keeps in float32.
+    Not the skeleton's: classes that make others within take the type that their configuration was saved with.
     """
     state = skeleton.state_dict()
-    if type(skeleton).__module__.startswith("transformers."):
-        return {name: item.dtype for name, item in state.items()}
     kept = kept_float32(skeleton)
     return {
         name: (torch.float32 if name in kept else compute_type) if item.is_floating_point() else item.dtype

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.utils.tqdm import disable_progress_bars
 
 from darkroom.rpc.errors import (
     CancelledError,
@@ -30,6 +31,8 @@ from services.checkpoint_builder.publishing.card import is_ours, write_card
 CARD = "README.md"
 PIECE_BYTES = 8 * 2**20
 REFUSED = (401, 403)
+# Of whichever HTTP library this version of huggingface_hub stands on.
+NETWORK_ERROR: type[Exception] = HfHubHTTPError.__mro__[1]
 
 
 @dataclass
@@ -59,13 +62,19 @@ def publish(upload: Upload) -> messages.PublishedCheckpoint:
         UnavailableError: the Hub does not answer.
         CancelledError: asked to stop; what was sent stays there, unnamed, and is not sent again.
     """
+    disable_progress_bars()
     try:
         return _publish(upload)
     except RepositoryNotFoundError as absent:
         raise SourceRefusedError(f"{upload.repo_id} can't be made or read: set HF_TOKEN to one that may") from absent
     except HfHubHTTPError as refused:
         raise _explained(upload, refused) from refused
-    except OSError as silence:
+    except RuntimeError as failure:
+        # What sending a large file failed with comes wrapped (huggingface_hub 2.4).
+        if not isinstance(failure.__cause__, HfHubHTTPError):
+            raise
+        raise _explained(upload, failure.__cause__) from failure
+    except (OSError, NETWORK_ERROR) as silence:
         text = f"the Hub can't be reached ({type(silence).__name__}); publish again to go on"
         raise UnavailableError(text) from silence
 
