@@ -100,8 +100,9 @@ def _obstacle(question: Question, scheme: Scheme, role: Role, is_asked_for: bool
     if question.device.is_assumed:
         return _capability_obstacle(question, name, least)
     # A device without units for it may have been seen to multiply weights alone.
-    lack = _capability_obstacle(question, name, least) if rule.text_weight_only and not is_weight_only else None
-    return lack or _probe_obstacle(question.device, scheme)
+    needs_units = rule.text_weight_only and not is_weight_only
+    unfit = _capability_obstacle(question, name, least) if needs_units else None
+    return unfit or _probe_obstacle(question.device, scheme)
 
 
 def _takes_any(question: Question, scheme: Scheme, role: Role) -> bool:

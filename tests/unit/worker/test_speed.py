@@ -17,7 +17,7 @@ from torch import nn
 from torch._dynamo import config as dynamo_config
 
 from darkroom.rpc.errors import CancelledError, KernelFailedError
-from darkroom.v1 import engine_pb2, plan_pb2
+from darkroom.v1 import device_pb2, engine_pb2, plan_pb2
 from services.worker.config import WorkerSettings
 from services.worker.engine.assembly.compiling import (
     MOST_GRAPHS,
@@ -293,3 +293,15 @@ def test_compiling_is_tried_before_it_is_promised() -> None:
     probe = try_compiling(CPU)
     assert probe is not None
     assert probe.works, probe.reason
+
+
+def test_uncompiled_dynamic_quantisation_is_told_with_its_price(folder: Path) -> None:
+    made, knobs = assembled(folder)
+    assert knobs["compile"].reason == ""
+    denoiser = next(part for part in made.plan.components if part.name == "transformer")
+    denoiser.scheme = device_pb2.SCHEME_INT8
+    SpeedStage().apply(made, LoadReporter(lambda event: None, lambda: False))
+    (told, _) = made.engagements[-2:]
+    assert (told.knob, told.engaged) == ("compile", "off")
+    assert "20 to 60 times slower" in told.reason
+    dismantle(made)

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from darkroom.v1 import generation_pb2, plan_pb2
+from darkroom.v1 import device_pb2, generation_pb2, plan_pb2
 from services.worker.engine.assembly.attention import denoisers
 from services.worker.engine.assembly.compile_cache import lookups, use_cache
 from services.worker.engine.assembly.compiling import (
@@ -29,6 +29,8 @@ from services.worker.engine.generation import warm_up
 from services.worker.engine.reporting import LoadReporter
 
 OFF, MAX = plan_pb2.SPEED_MODE_OFF, plan_pb2.SPEED_MODE_MAX
+# Schemes that quantise activations as they come.
+DYNAMIC = {device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8, device_pb2.SCHEME_MXFP8, device_pb2.SCHEME_NVFP4}
 # (how a global flag is read, how it is set, its value in mode max). What mode default sets is nothing.
 FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], None], Any], ...] = (
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision, "high"),
@@ -61,7 +63,7 @@ class SpeedStage(Stage):
         if plan.HasField("compile") and mode != OFF:
             self._compile(assembly, report)
         else:
-            assembly.engage("compile", resolved="off", engaged="off")
+            assembly.engage("compile", resolved="off", engaged="off", reason=_price(plan))
         name = plan_pb2.SpeedMode.Name(mode).removeprefix("SPEED_MODE_").lower()
         assembly.engage("speed", resolved=name, engaged=name)
 
@@ -72,12 +74,13 @@ class SpeedStage(Stage):
             assembly.is_compiled = False
 
     def _compile(self, assembly: Assembly, report: LoadReporter) -> None:
-        wanted, made_before = assembly.plan.compile, num_graphs()
+        plan, made_before = assembly.plan, num_graphs()
+        wanted = plan.compile
         # Blocks that a class does not name are those of its lists, unless its family is known to break graphs.
         names = {id(one): repeated_blocks(one, is_named=not wanted.fullgraph) for one in denoisers(assembly)}
         for denoiser in denoisers(assembly):
             if not names[id(denoiser)]:
-                reason = f"{type(denoiser).__name__} names no repeated blocks"
+                reason = "; ".join(filter(None, [f"{type(denoiser).__name__} names no repeated blocks", _price(plan)]))
                 assembly.engage("compile", resolved="repeated blocks", engaged="off", reason=reason)
                 return
         assembly.is_compiled = True
@@ -118,6 +121,12 @@ class SpeedStage(Stage):
             denoiser.forward = replayers[-1]
             assembly.restores.append(functools.partial(denoiser.__dict__.pop, "forward", None))
         return ReplayCounter(replayers)
+
+
+def _price(plan: plan_pb2.Plan) -> str:
+    """What uncompiled steps cost in the denoiser's scheme; empty where nothing beyond the dense ones."""
+    schemes = {part.scheme for part in plan.components if part.role == plan_pb2.COMPONENT_ROLE_DENOISER}
+    return "uncompiled dynamic quantisation is 20 to 60 times slower than dense" if schemes & DYNAMIC else ""
 
 
 def _use_cache(assembly: Assembly) -> tuple[int, int] | None:
