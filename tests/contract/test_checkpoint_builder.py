@@ -60,7 +60,7 @@ async def builder(tmp_path_factory: pytest.TempPathFactory, hub: FakeHub) -> Asy
         "HF_HUB_DISABLE_XET": 1,
         "HF_HOME": tmp_path_factory.mktemp("hf"),
         "DARKROOM_BUILDER_GATE_PAIRS": 2,
-        "DARKROOM_BUILDER_GATE_STEPS": 4,
+        "DARKROOM_BUILDER_GATE_STEPS": 3,
     }
     async with serve_builder(tmp_path_factory.mktemp("data"), **variables) as builder:
         yield builder
@@ -142,7 +142,7 @@ async def test_a_request_id_makes_a_build_once(builder: BuilderServer, built: bu
     assert first.id == second.id
     other = messages.BuildRequest(order=order(STORAGE, component="text_encoder"), request_id=request_id)
     assert (await refusal(builder.stub.Build(other, timeout=CALL_S))).reason == "REQUEST_ID_REUSED"
-    await builder.watch(first.id)
+    await builder.stub.CancelBuild(messages.CancelBuildRequest(build_id=first.id), timeout=CALL_S)
 
 
 @pytest.mark.parametrize(
