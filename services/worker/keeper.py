@@ -52,8 +52,8 @@ class EngineKeeper:
         self._reading: asyncio.Task[None] | None = None
         self._reading_began_at = 0.0
         self._is_silent = False
-        # Told of every start, whether it worked.
-        self.on_start: Callable[[bool], None] = lambda has_started: None
+        # Told of every start, whether it worked; and of an engine that falls silent or is heard again.
+        self.on_start: Callable[[bool], None] = lambda answers: None
         self.engine: EngineProcess | None = None
         self.has_failed_to_start = False
         self.last_failure: error_pb2.Error | None = None
@@ -120,6 +120,7 @@ class EngineKeeper:
         if self.engine is not None and is_silent != self._is_silent:
             self._is_silent = is_silent
             log.warning("device_silent" if is_silent else "device_answers", pid=self.engine.pid)
+            self.on_start(not is_silent)
             await self._on_readiness(not is_silent)
 
     async def _read(self, engine: EngineProcess) -> None:

@@ -132,12 +132,12 @@ class Nemesis:
         """Holds the engine still, looks whose it is, and kills it or lets it wait; a job is struck once at most."""
         worker = self._cluster.workers[deed.worker]
         async with self._hitting(worker, deed) as is_hitting:
-            pid, jobs = await _engine_of(worker) if is_hitting else (0, [])
+            pid, jobs = await engine_of(worker) if is_hitting else (0, [])
             with contextlib.suppress(ProcessLookupError):
                 if not pid:
                     return
                 os.kill(pid, signal.SIGSTOP)
-                _, jobs = await _engine_of(worker)
+                _, jobs = await engine_of(worker)
                 if self._struck.intersection(jobs):
                     os.kill(pid, signal.SIGCONT)
                     return
@@ -191,7 +191,7 @@ class Nemesis:
         return self._cluster.worker_links[deed.gateway][deed.worker]
 
 
-async def _engine_of(worker: Process) -> tuple[int, list[str]]:
+async def engine_of(worker: Process) -> tuple[int, list[str]]:
     """The worker's engine process and the jobs that it has; 0 where it does not answer."""
     if not worker.pid:
         return 0, []

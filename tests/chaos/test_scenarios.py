@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
 import signal
 import uuid
@@ -11,10 +13,14 @@ from collections.abc import AsyncIterator
 import grpc
 import pytest
 import pytest_asyncio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from darkroom.rpc.channels import open_channel
 from darkroom.v1 import generation_pb2, job_pb2
 from tests.chaos.cluster import Size
 from tests.chaos.evidence import JobEvidence
+from tests.chaos.nemesis import engine_of
+from tests.chaos.process import Process
 from tests.chaos.scene import Scene, open_scene, said
 
 pytestmark = [pytest.mark.redis, pytest.mark.timeout(240)]
@@ -158,6 +164,29 @@ async def test_poison_is_blamed_after_two_deaths_and_no_bystander_is(scene: Scen
     assert (guilty.state, guilty.error.reason, guilty.attempts) == (FAILED, "POISON", 2)
     assert guilty.error.metadata["exit_code"] == "137"
     assert {(job.state, job.attempts) for job in others} == {(SUCCEEDED, 1)}
+
+
+# -- R15: who can't generate gets nothing to do ------------------------------------------------------------------------
+
+
+async def test_a_wedged_engine_turns_its_worker_off_and_jobs_go_elsewhere(scene: Scene) -> None:
+    wedged, other = scene.cluster.workers
+    pid, _ = await engine_of(wedged)
+    os.kill(pid, signal.SIGSTOP)
+    await scene.until(lambda: _is_serving(wedged, is_wanted=False), "the wedged worker says that it serves nothing")
+    await asyncio.sleep(2.5)  # gateways look every 2 s
+    jobs = await scene.finish(*[await scene.submit("elsewhere", gateway=place % 2) for place in range(6)])
+    assert {(job.state, job.attempts, job.worker_id) for job in jobs} == {(SUCCEEDED, 1, other.name)}
+    with contextlib.suppress(ProcessLookupError):  # its watchdog may have replaced it
+        os.kill(pid, signal.SIGCONT)
+    await scene.until(lambda: _is_serving(wedged, is_wanted=True), "the worker serves again")
+
+
+async def _is_serving(worker: Process, *, is_wanted: bool) -> bool:
+    async with open_channel(worker.address) as channel:
+        request = health_pb2.HealthCheckRequest(service="darkroom.v1.WorkerService")
+        answer = await health_pb2_grpc.HealthStub(channel).Check(request, timeout=5)
+    return (answer.status == health_pb2.HealthCheckResponse.SERVING) == is_wanted
 
 
 # -- R6: one request id is one job ------------------------------------------------------------------------------------
