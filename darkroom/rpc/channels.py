@@ -18,6 +18,10 @@ RETRIED_METHODS = (
     ("darkroom.v1.ClusterService", ("ListWorkers",)),
     ("darkroom.v1.PlannerService", ("Plan",)),
     ("darkroom.v1.WorkerService", ("GetStatus", "Inspect")),
+    (
+        "darkroom.v1.CheckpointBuilderService",
+        ("GetBuild", "ListBuilds", "CancelBuild", "ListCheckpoints", "GetCheckpoint"),
+    ),
 )
 SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],

@@ -31,6 +31,15 @@ def worker_services(settings: StackSettings) -> list[Service]:
     return [_worker(settings, devices, index) for index in range(len(devices))]
 
 
+def other_services(settings: StackSettings) -> list[Service]:
+    """Returns what nobody else needs: a checkpoint builder, where one is wanted."""
+    if not settings.stack_builder:
+        return []
+    listen = settings.builder_listen
+    name = "checkpoint_builder"
+    return [Service(name, _module(name), "DARKROOM_BUILDER_LISTEN", listen, _shared(settings))]
+
+
 def gateway_service(settings: StackSettings, planner_address: str, worker_addresses: Sequence[str]) -> Service:
     """Returns the gateway in front of them."""
     own = {

@@ -16,7 +16,7 @@ from functools import partial
 from rich.console import Console
 
 from darkroom.rpc.settings import PREFIX, describe_settings, load_settings
-from services.stack.assemble import gateway_service, planner_service, worker_services
+from services.stack.assemble import gateway_service, other_services, planner_service, worker_services
 from services.stack.config import StackSettings
 from services.stack.leash import PR_SET_PDEATHSIG, set_process_option
 from services.stack.record import DataFolderBusyError, hold_folder
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         set_process_option(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != options.exit_with_parent:
             return 1
-    for name in ("gateway_listen", "data_dir", "stack_workers", "worker_device"):
+    for name in ("gateway_listen", "data_dir", "stack_workers", "stack_builder", "worker_device"):
         value = getattr(options, name)
         if value is not None:
             os.environ[PREFIX + name.upper()] = value
@@ -72,6 +72,7 @@ async def _run(settings: StackSettings, reporter: ConsoleReporter, lock: int) ->
         partial(gateway_service, settings),
         settings.data_dir,
         reporter,
+        others=other_services(settings),
         grace_s=settings.grace_s,
         start_s=settings.stack_start_s,
         lock=lock,
@@ -88,6 +89,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--listen", dest="gateway_listen", metavar="ADDRESS", help="address of the gateway")
     parser.add_argument("--data-dir", metavar="FOLDER", help="where jobs, outputs and logs go")
+    parser.add_argument(
+        "--builder", dest="stack_builder", action="store_const", const="true", help="run a checkpoint builder too"
+    )
     parser.add_argument("--workers", dest="stack_workers", metavar="N", help="how many workers; default one a device")
     parser.add_argument("--device", dest="worker_device", metavar="DEVICE", help='of every worker: "cpu", "cuda:0"')
     parser.add_argument("--exit-with-parent", type=int, metavar="PID", help=argparse.SUPPRESS)

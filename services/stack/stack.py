@@ -49,6 +49,7 @@ class Stack:
         planner: no prerequisites.
         workers: no prerequisites.
         make_gateway: gets the addresses of the planner and of the workers.
+        others: no prerequisites, and nobody's.
         data_dir: where logs and stack.json go; already held.
         reporter: told of everything.
     """
@@ -61,6 +62,7 @@ class Stack:
         data_dir: Path,
         reporter: Reporter,
         *,
+        others: Sequence[Service] = (),
         grace_s: float,
         start_s: float,
         lock: int | None = None,
@@ -68,6 +70,7 @@ class Stack:
         self._make_child = partial(Child, log_folder=data_dir / "logs", grace_s=grace_s, lock=lock)
         self._planner = self._make_child(planner)
         self._workers = [self._make_child(worker) for worker in workers]
+        self._others = [self._make_child(other) for other in others]
         self._gateway: Child | None = None
         self._make_gateway = make_gateway
         self._data_dir = data_dir
@@ -95,7 +98,7 @@ class Stack:
 
     async def _start(self) -> None:
         began_s = time.monotonic()
-        first = [self._planner, *self._workers]
+        first = [self._planner, *self._workers, *self._others]
         self._reporter.starting([child.service.name for child in first])
         await _all(self._bring_up(child) for child in first)
         gateway = self._make_gateway(self._planner.address, [worker.address for worker in self._workers])
@@ -154,7 +157,7 @@ class Stack:
     async def _stop_all(self) -> None:
         """In order: nobody hands out work, then nobody does it, then nobody plans it."""
         self._stop.clear()
-        groups = [[self._gateway] if self._gateway else [], self._workers, [self._planner]]
+        groups = [[self._gateway] if self._gateway else [], [*self._workers, *self._others], [self._planner]]
         for group in groups:
             await asyncio.gather(*(self._stop_or_kill(child) for child in group))
 
@@ -169,7 +172,7 @@ class Stack:
         await stopping
 
     def _children(self) -> list[Child]:
-        return [self._planner, *self._workers, *([self._gateway] if self._gateway else [])]
+        return [self._planner, *self._workers, *self._others, *([self._gateway] if self._gateway else [])]
 
     def _write_record(self) -> None:
         assert self._gateway is not None
@@ -178,6 +181,7 @@ class Stack:
             "gateway": _describe(self._gateway),
             "workers": [_describe(worker) for worker in self._workers],
             "planner": _describe(self._planner),
+            "others": {other.service.name: _describe(other) for other in self._others},
         }
         write_record(self._data_dir, record)
 

@@ -96,7 +96,7 @@ async def paint_pairs(
 
     on_picture(0, total, "starting a worker")
     async with running_services(_environment(task, settings, folder), folder) as services:
-        device = await _device(services, task.parts[0])
+        device = await device_of(services, task.parts[0].compute_type)
         session.device = device.name
         on_picture(0, total, "loading the dense model")
         await services.load(_request(task, device, await services.inspect(task.variant.name)))
@@ -141,8 +141,8 @@ def _environment(task: Task, settings: BuilderSettings, folder: Path) -> dict[st
     }
 
 
-async def _device(services: Services, part: Part) -> device_pb2.Device:
-    """The worker's device; a processor is told to compute in the checkpoint's type, emulated or not."""
+async def device_of(services: Services, compute_type: int) -> device_pb2.Device:
+    """Returns the worker's device; a processor is told to compute in this type, emulated or not."""
     for _ in range(600):
         status = await services.status()
         if status.device.id:
@@ -151,7 +151,7 @@ async def _device(services: Services, part: Part) -> device_pb2.Device:
     device = device_pb2.Device()
     device.CopyFrom(status.device)
     if device.kind == CPU:
-        device.has_native_bf16 = part.compute_type == plan_pb2.COMPUTE_TYPE_BFLOAT16
+        device.has_native_bf16 = compute_type == plan_pb2.COMPUTE_TYPE_BFLOAT16
     return device
 
 
