@@ -15,8 +15,8 @@ MANIFEST_SUFFIX, GATES_SUFFIX, WEIGHTS_SUFFIX, PICKLED_SUFFIX = ".json", ".gates
 _QUANTISED_END = re.compile(r"-(fp8|int8|mxfp8|nvfp4|quantized)$", re.IGNORECASE)
 _EXPERT = re.compile(r"_(\d+)$")
 # Float8 storage is what "FP8" says of a text encoder, and torchao's float8 what it says of a denoiser.
-_TEXT_WORDS = {device_pb2.SCHEME_FP8_STORAGE: "FP8", device_pb2.SCHEME_FP8: "FP8-DYNAMIC"}
-_DENOISER_WORDS = {device_pb2.SCHEME_FP8_STORAGE: "FP8-STORAGE"}
+_TEXT_WORDS: dict[int, str] = {device_pb2.SCHEME_FP8_STORAGE: "FP8", device_pb2.SCHEME_FP8: "FP8-DYNAMIC"}
+_DENOISER_WORDS: dict[int, str] = {device_pb2.SCHEME_FP8_STORAGE: "FP8-STORAGE"}
 
 
 def model_name(base: str) -> str:

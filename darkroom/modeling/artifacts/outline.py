@@ -80,8 +80,9 @@ def skeleton_of(library: str, class_name: str, config: Mapping[str, Any], comput
     except (TypeError, ValueError, KeyError, AttributeError, AssertionError, RuntimeError) as misfit:
         problem = f"{class_name} refuses the artifact's configuration: {str(misfit)[:200]}"
         raise CorruptCheckpointError(problem, class_name=class_name) from misfit
-    if hasattr(module, "tie_weights"):
-        module.tie_weights()
+    tie: Any = getattr(module, "tie_weights", None)
+    if tie is not None:
+        tie()
     return module.eval()
 
 

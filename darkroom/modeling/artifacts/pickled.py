@@ -90,7 +90,7 @@ def _unpickle(path: Path) -> dict[str, Any]:
 
 
 def _first(content: Mapping[str, Any], keys: tuple[str, ...], path: Path) -> dict[str, Any]:
-    found = next((content[key] for key in keys if key in content), {})
+    found: Any = next((content[key] for key in keys if key in content), {})
     if not isinstance(found, dict):
         raise CorruptCheckpointError(f"{path.name} holds no table under {keys[0]!r}", file=path.name)
     return found

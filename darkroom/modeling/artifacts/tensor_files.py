@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -54,9 +55,9 @@ def places_in(path: Path) -> dict[str, Place]:
             raise CorruptCheckpointError(f"{path.name} has a header that can't be read", file=path.name) from garbage
 
 
-def _place(path: Path, entry: Mapping[str, object], start: int, size: int) -> Place:
-    dtype, shape = _DTYPES[str(entry["dtype"])], tuple(entry["shape"])  # type: ignore[arg-type]
-    begin, end = (start + offset for offset in entry["data_offsets"])  # type: ignore[attr-defined]
+def _place(path: Path, entry: Mapping[str, Any], start: int, size: int) -> Place:
+    dtype, shape = _DTYPES[entry["dtype"]], tuple(int(extent) for extent in entry["shape"])
+    begin, end = (start + offset for offset in entry["data_offsets"])
     count = 1
     for extent in shape:
         count *= extent
@@ -130,7 +131,7 @@ class _Pipeline:
         return {name: bytes_by_name[name].view(place.dtype).reshape(place.shape) for name, place in places.items()}
 
     def _run(self, pieces: list[Piece], pool: ThreadPoolExecutor) -> None:
-        stream = torch.cuda.Stream(self._device)
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(self._device))
         buffers = [torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(NUM_PIECES)]
         freed: list[torch.cuda.Event | None] = [None] * NUM_PIECES
@@ -164,13 +165,13 @@ class _Pipeline:
             for copy in piece.copies:
                 target = copy.target[copy.offset : copy.offset + copy.length]
                 target.copy_(buffers[slot][copy.source : copy.source + copy.length], non_blocking=True)
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(stream)
         freed[slot] = event
         self._read(piece.end - piece.begin)
 
     def _fill(self, piece: Piece, buffer: torch.Tensor) -> None:
-        view, done = memoryview(buffer.numpy()), 0
+        view, done = buffer.numpy().data, 0
         length = piece.end - piece.begin
         while done < length:
             count = os.preadv(self._handles[piece.path], [view[done:length]], piece.begin + done)

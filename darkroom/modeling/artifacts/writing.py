@@ -23,7 +23,7 @@ import torch
 
 from darkroom.artifacts.manifest import ArtifactFile, TensorSpec
 from darkroom.artifacts.names import index_name, shard_name
-from darkroom.modeling.artifacts.flatten import dtype_word, flatten
+from darkroom.modeling.artifacts.flatten import dtype_word, flatten, part_name
 
 # What the Hub and its libraries split at.
 SHARD_BYTES = 5 * 10**9
@@ -106,7 +106,7 @@ class ShardWriter:
         place, own = -1, ()
         if kind is not None:
             place = self._place_of(kind)
-            own = tuple(tensor.data.__tensor_flatten__()[0])
+            own = tuple(part.removeprefix(part_name(name, "")) for part in parts)
         self._written.tensors[name] = TensorSpec(dtype_word(tensor.dtype), tuple(tensor.shape), place, own)
 
     def finish(self) -> Written:

@@ -25,11 +25,17 @@ from torchao.quantization import (
 )
 from torchao.quantization.quantize_.common import KernelPreference
 
+from darkroom.artifacts.folder import open_folder
+from darkroom.artifacts.gates import Gates
 from darkroom.artifacts.names import MANIFEST_SUFFIX, stem_of
+from darkroom.artifacts.store import ArtifactStore
+from darkroom.rpc.errors import CancelledError, CorruptCheckpointError
+from darkroom.storage import open_store
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2
 from services.worker.config import WorkerSettings
 from services.worker.engine.assembly.line import assemble, dismantle
 from services.worker.engine.assembly.stage import Assembly
+from services.worker.engine.assembly.store_copies import copy_from_store
 from services.worker.engine.reporting import LoadReporter
 from tests.tiny import flux_2, hidream, hunyuanimage, krea_2, lumina_2, qwen_image, z_image
 from tests.tiny.artifact import build_artifact
@@ -109,7 +115,11 @@ def plainly_quantised(kind: Any, folder: Path, scheme: int) -> nn.Module:
     """A dense load, quantised by torchao itself, or cast tensor by tensor."""
     module: nn.Module = kind.from_pretrained(folder, dtype=BFLOAT16).eval()
     if scheme == STORAGE:
+        # An output layer that shares its weight with an embedding stays dense, as embeddings do.
+        embedded = [layer.weight for layer in module.modules() if isinstance(layer, nn.Embedding)]
         for name, layer in module.named_modules():
+            if any(getattr(layer, "weight", None) is weight for weight in embedded):
+                continue
             is_taken = isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d))
             if is_taken and not any(part in name for part in LEFT_DENSE):
                 for parameter in layer.parameters(recurse=False):
@@ -208,3 +218,47 @@ def test_an_encoder_of_another_repository_keeps_its_tokenizer_from_there(models:
     assert made.pipeline.tokenizer_4.name_or_path == str(llama)
     assert made.pipeline.text_encoder_4.dtype == BFLOAT16
     dismantle(made)
+
+
+class Told(LoadReporter):
+    """Keeps what a load says, and stops it after some bytes."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        super().__init__(lambda event: None, self._is_stopped)
+        self._stop_at = stop_at
+        self.fetched = [0]
+
+    def progress(self, progress: Any) -> None:
+        self.fetched.append(progress.completed)
+
+    def _is_stopped(self) -> bool:
+        return self._stop_at is not None and self.fetched[-1] >= self._stop_at
+
+
+def test_an_artifact_of_a_store_elsewhere_is_copied_once_and_a_damaged_one_is_not_kept(
+    models: Path, tmp_path: Path
+) -> None:
+    folder = models / "copied"
+    save_tiny_flux(folder)
+    plan = with_artifacts("flux.1-dev", folder, models / "copied-artifacts", INT8)
+    part = next(part for part in plan.components if part.name == "transformer")
+    made = open_folder(models / "copied-artifacts", part.source.file.removesuffix(MANIFEST_SUFFIX))
+    remote = ArtifactStore(open_store(tmp_path / "remote"))
+    part.source.artifact_id = remote.add(made.manifest, made.paths)
+    remote.pass_gates(made.manifest, Gates(made.manifest.id, [{"name": "load", "passed": True}]))
+    with pytest.raises(CancelledError):
+        copy_from_store(remote, part, tmp_path / "copies", Told(stop_at=0))
+    told = Told()
+    copied = copy_from_store(remote, part, tmp_path / "copies", told)
+    assert told.fetched[-1] == made.manifest.size_bytes
+    assert copied.manifest == made.manifest
+    again = Told()
+    copy_from_store(remote, part, tmp_path / "copies", again)
+    assert again.fetched == [0]
+    (blob,) = (tmp_path / "remote" / "blobs").iterdir()
+    content = bytearray(blob.read_bytes())
+    content[-1] ^= 1
+    blob.write_bytes(content)
+    with pytest.raises(CorruptCheckpointError, match="damaged"):
+        copy_from_store(remote, part, tmp_path / "others", Told())
+    assert not list((tmp_path / "others").rglob("blobs/*"))

@@ -7,6 +7,7 @@ that nothing reads, dropped later.
 from __future__ import annotations
 
 import hashlib
+import secrets
 from pathlib import Path
 
 from darkroom.artifacts.folder import LocalArtifact
@@ -52,26 +53,24 @@ def _copy(
     remote: ArtifactStore, local: ArtifactStore, file: ArtifactFile, report: LoadReporter, done: int, total: int
 ) -> int:
     """Copies one file piece by piece; returns the bytes that are done."""
-    digest = hashlib.sha256()
-    with local.store.drafts() as drafts:
-        draft = drafts / file.sha256
-        with draft.open("wb") as target:
-            for offset in range(0, file.size_bytes, PIECE_BYTES):
-                report.check()
-                piece = remote.store.read(BLOBS + file.sha256, offset, PIECE_BYTES)
-                digest.update(piece)
-                target.write(piece)
-                report.progress(
-                    generation_pb2.Progress(
-                        phase=generation_pb2.PHASE_DOWNLOADING,
-                        completed=done + target.tell(),
-                        total=total,
-                        detail=file.name,
-                    )
+    digest, draft = hashlib.sha256(), local.store.drafts / f"{file.sha256}.{secrets.token_hex(8)}"
+    with draft.open("wb") as target:
+        for offset in range(0, file.size_bytes, PIECE_BYTES):
+            report.check()
+            piece = remote.store.read(BLOBS + file.sha256, offset, PIECE_BYTES)
+            digest.update(piece)
+            target.write(piece)
+            report.progress(
+                generation_pb2.Progress(
+                    phase=generation_pb2.PHASE_DOWNLOADING,
+                    completed=done + target.tell(),
+                    total=total,
+                    detail=file.name,
                 )
-            done += target.tell()
-        if digest.hexdigest() != file.sha256:
-            draft.unlink()
-            raise CorruptCheckpointError(f"{file.name} is damaged in {remote.store.url}", file=file.name)
-        local.store.take_file(BLOBS + file.sha256, draft)
+            )
+        done += target.tell()
+    if digest.hexdigest() != file.sha256:
+        draft.unlink()
+        raise CorruptCheckpointError(f"{file.name} is damaged in {remote.store.url}", file=file.name)
+    local.store.take_file(BLOBS + file.sha256, draft)
     return done
