@@ -168,3 +168,67 @@ def test_text_encoders_are_planned_streamed_only_in_tiers_that_stream_them() -> 
         plan_pb2.OFFLOAD_TIER_GROUP,
         plan_pb2.OFFLOAD_TIER_SEQUENTIAL,
     }
+
+
+def seen_artifact(base: str, component: str, scheme: int, **fields: object) -> worker_pb2.Inspection:
+    """A machine that has the dense weights and one artifact."""
+    source = checkpoint_pb2.CheckpointSource(kind=LOCAL, path="/store", file="a.json", artifact_id="ab" * 32)
+    made = checkpoint_pb2.Artifact(base=base, component=component, scheme=scheme, source=source, **fields)
+    return worker_pb2.Inspection(is_present=True, present_bytes=34 * GB, disk_free_bytes=100 * GB, artifacts=[made])
+
+
+def part_of(answer: plan_pb2.Plan, name: str) -> plan_pb2.ComponentPlan:
+    return next(part for part in answer.components if part.name == name)
+
+
+def test_an_artifact_on_the_machine_goes_before_dense_weights_there_and_says_which_models_it_may_be_of() -> None:
+    base = "black-forest-labs/FLUX.1-dev"
+    answer = ask("flux.1-dev", inspection=seen_artifact(base, "transformer", device_pb2.SCHEME_FP8)).plan
+    source = denoiser(answer).source
+    assert (source.kind, source.artifact_id, list(source.bases)) == (LOCAL, "ab" * 32, [base, "unsloth/FLUX.1-dev"])
+    assert answer.source.fetch_bytes == 0
+    dense = next(item.plan for item in answer.fallbacks if item.trigger == SOURCE_FAILED)
+    assert dense.source.kind == QUANTISE
+    assert not denoiser(dense).HasField("source")
+
+
+def test_an_artifact_that_computes_in_another_type_is_left() -> None:
+    inspection = seen_artifact(
+        "black-forest-labs/FLUX.1-dev", "transformer", device_pb2.SCHEME_FP8, compute_type="float32"
+    )
+    assert ask("flux.1-dev", inspection=inspection).plan.source.kind == QUANTISE
+
+
+def test_a_text_encoder_at_hand_is_taken_and_its_failure_reads_it_dense() -> None:
+    wish = plan_pb2.PlanPreferences(scheme=device_pb2.SCHEME_NONE, text_encoder_scheme=device_pb2.SCHEME_FP8_STORAGE)
+    seen = seen_artifact("Tongyi-MAI/Z-Image-Turbo", "text_encoder", device_pb2.SCHEME_FP8_STORAGE)
+    answer = ask("z-image", inspection=seen, preferences=wish).plan
+    assert part_of(answer, "text_encoder").source.kind == LOCAL
+    assert set(part_of(answer, "text_encoder").source.bases) == {"Tongyi-MAI/Z-Image", "Tongyi-MAI/Z-Image-Turbo"}
+    dense = next(item.plan for item in answer.fallbacks if item.trigger == SOURCE_FAILED)
+    assert not part_of(dense, "text_encoder").HasField("source")
+    assert part_of(dense, "text_encoder").scheme == device_pb2.SCHEME_FP8_STORAGE
+    klein = seen_artifact("Tongyi-MAI/Z-Image-Turbo", "text_encoder", device_pb2.SCHEME_FP8_STORAGE)
+    other = ask("flux.2-klein-4b", inspection=klein, preferences=wish).plan
+    assert not part_of(other, "text_encoder").HasField("source")
+
+
+def test_what_a_hosted_text_encoder_replaces_is_not_fetched_and_its_tokenizer_keeps_its_place() -> None:
+    wish = plan_pb2.PlanPreferences(scheme=device_pb2.SCHEME_NONE)
+    cast = plan_pb2.PlanPreferences(scheme=device_pb2.SCHEME_NONE, text_encoder_scheme=device_pb2.SCHEME_FP8_STORAGE)
+    dense, precast = (ask("hidream-i1-full", preferences=wishes).plan for wishes in (wish, cast))
+    encoder = part_of(precast, "text_encoder_4")
+    assert (encoder.source.kind, encoder.source.repo_id) == (HOSTED, "unsloth/HiDream-I1-Full-FP8")
+    assert encoder.dense_source.repo_id == "unsloth/Meta-Llama-3.1-8B-Instruct"
+    saved = dense.source.fetch_bytes - precast.source.fetch_bytes
+    assert saved == 8_030_261_248 * 2 - encoder.source.size_bytes
+
+
+def test_an_artifact_that_the_caller_names_goes_first_but_never_for_a_pair() -> None:
+    named = checkpoint_pb2.CheckpointSource(kind=LOCAL, path="/mine", file="mine.json")
+    wish = plan_pb2.PlanPreferences(source=named, scheme=device_pb2.SCHEME_FP8)
+    answer = ask("flux.1-dev", preferences=wish).plan
+    assert denoiser(answer).source.path == "/mine"
+    assert answer.source.repo_id == "black-forest-labs/FLUX.1-dev"
+    pair = ask("wan2.2-t2v-a14b", preferences=plan_pb2.PlanPreferences(source=named)).plan
+    assert "/mine" not in {part.source.path for part in pair.components}
