@@ -18,9 +18,12 @@ from PIL import Image
 
 from darkroom.rpc.errors import DarkroomError
 from darkroom.rpc.status import from_rpc_error
-from darkroom.v1 import build_pb2, checkpoint_pb2, device_pb2
+from darkroom.v1 import build_pb2, checkpoint_pb2, device_pb2, plan_pb2, planner_service_pb2
 from darkroom.v1 import checkpoint_builder_service_pb2 as messages
+from services.checkpoint_builder.gates.pictures import device_of
+from services.checkpoint_builder.gates.services import running_services
 from tests.engines.builder_server import CALL_S, BuilderServer, serve_builder
+from tests.engines.worker_server import item
 from tests.fakes.hub import FakeHub, serve_hub
 from tests.fakes.hub_writes import Writes
 
@@ -168,8 +171,8 @@ async def test_a_wrong_order_is_refused_at_once(builder: BuilderServer, wrong: d
 async def test_a_cancelled_build_leaves_nothing(builder: BuilderServer, built: build_pb2.Build) -> None:
     running = await builder.submit(order(device_pb2.SCHEME_FP8))
     waiting = await builder.submit(order(STORAGE, component="text_encoder"))
-    for item in (waiting, running):
-        answer = await builder.stub.CancelBuild(messages.CancelBuildRequest(build_id=item.id), timeout=CALL_S)
+    for each in (waiting, running):
+        answer = await builder.stub.CancelBuild(messages.CancelBuildRequest(build_id=each.id), timeout=CALL_S)
         assert answer.build.state == build_pb2.BUILD_STATE_CANCELLED
     assert [item.name for item in await builder.checkpoints(every=True)] == ["emoji-INT8"]
     assert not list(Path(builder.log_path.parent, "builds").iterdir())
@@ -226,6 +229,36 @@ async def test_what_has_not_passed_its_gates_is_neither_listed_nor_published(bui
     assert (await refusal(builder.stub.PublishCheckpoint(request, timeout=CALL_S))).reason == "NOT_GATED"
     sheet = messages.DownloadContactSheetRequest(checkpoint_id=made.checkpoints[0].id)
     assert (await refusal(builder.stub.DownloadContactSheet(sheet, timeout=CALL_S))).reason == "FAILED_PRECONDITION"
+
+
+async def test_a_worker_loads_it_from_the_store_and_paints_with_it(
+    builder: BuilderServer, built: build_pb2.Build, tmp_path: Path
+) -> None:
+    environment = {
+        "DARKROOM_DATA_DIR": str(builder.log_path.parent),
+        "DARKROOM_WORKER_DEVICE": "cpu",
+        "DARKROOM_WORKER_THREADS": "1",
+        "DARKROOM_WORKER_CACHE_DIR": str(tmp_path),
+    }
+    async with running_services(environment, tmp_path) as services:
+        device = await device_of(services, plan_pb2.COMPUTE_TYPE_BFLOAT16)
+        inspection = await services.inspect("emoji")
+        assert [item.source.artifact_id for item in inspection.artifacts] == [built.checkpoints[0].id]
+        wishes = plan_pb2.PlanPreferences(scheme=INT8)
+        request = planner_service_pb2.PlanRequest(
+            model="emoji", device=device, preferences=wishes, inspection=inspection
+        )
+        loaded = await services.load(request)
+        sources = {part.name: part.source.artifact_id for part in loaded.plan.components}
+        assert sources["transformer"] == built.checkpoints[0].id
+        items = [item("one", "a red apple, 3d style, blue background", side=128)]
+        items[0].request.model = "emoji"
+        pictures = [picture async for picture in services.paint("run", "emoji", items)]
+    with Image.open(io.BytesIO(pictures[0])) as picture:
+        assert picture.size == (128, 128)
+        red, green, blue = picture.convert("RGB").resize((1, 1)).getpixel((0, 0))  # type: ignore[misc]
+    assert blue > green, "an apple on blue"
+    assert red > green
 
 
 def test_the_command_shows_what_the_builder_has(builder: BuilderServer, built: build_pb2.Build) -> None:

@@ -97,7 +97,7 @@ async def _judge_pictures(
     report.pairs.extend(await asyncio.to_thread(_figures, session))
     report.not_run.extend(await perceive(settings, folder, session, report.pairs))
     limits = with_noise(rules.limits, report.pairs[0].rerun_ssim)
-    report.checks.extend(_checks(report.pairs, limits))
+    report.checks.extend(checks_of(report.pairs, limits))
     heading = _heading(task, report)
     await asyncio.to_thread(draw_sheet, heading, session.pairs, report.pairs, folder / SHEET_NAME)
 
@@ -121,7 +121,8 @@ def _figures_of(pair: Pair, rerun_ssim: float) -> checkpoint_pb2.GatePair:
     )
 
 
-def _checks(pairs: Sequence[checkpoint_pb2.GatePair], limits: GateLimits) -> Iterator[checkpoint_pb2.GateCheck]:
+def checks_of(pairs: Sequence[checkpoint_pb2.GatePair], limits: GateLimits) -> Iterator[checkpoint_pb2.GateCheck]:
+    """Yields the checks of pairs of pictures against their limits."""
     similar = [pair.ssim for pair in pairs]
     yield _at_least("ssim_mean", sum(similar) / len(similar), limits.least_mean_ssim)
     yield _at_least("ssim_worst", min(similar), limits.least_ssim)
