@@ -24,7 +24,9 @@ STEP_S, STEPS = 0.1, 3
 
 @pytest_asyncio.fixture(scope="module")
 async def scene(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Scene]:
-    size = Size(num_gateways=2, num_workers=NUM_WORKERS, lease_s=LEASE_S, idle_s=5.0, grace_s=4.0)
+    # Job by job: a batch would take four of the line at once.
+    alone = {"DARKROOM_GATEWAY_MAX_BATCH": "1"}
+    size = Size(num_gateways=2, num_workers=NUM_WORKERS, lease_s=LEASE_S, idle_s=5.0, grace_s=4.0, more=alone)
     async with open_scene(size, tmp_path_factory.mktemp("cluster")) as scene:
         yield scene
 
