@@ -55,7 +55,7 @@ class EngineCommand(google.protobuf.message.Message):
 
     @property
     def check(self) -> global___EngineCheck:
-        """Tell whether a plan's weights fit it."""
+        """Have a plan's weights here, and tell whether they fit it."""
 
     def __init__(
         self,
@@ -76,14 +76,16 @@ global___EngineCommand = EngineCommand
 
 @typing.final
 class EngineCheck(google.protobuf.message.Message):
-    """Compares what a plan's weight files hold with what the plan expects, by their headers. What is loaded stays."""
+    """Fetches what of a plan's sources is not on this machine yet, and compares what the files hold with what the plan
+    expects, by their headers. What is loaded stays. Answered by load events of progress.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     PLAN_FIELD_NUMBER: builtins.int
     @property
     def plan(self) -> darkroom.v1.plan_pb2.Plan:
-        """What to look at."""
+        """Whose sources."""
 
     def __init__(
         self,

@@ -1,7 +1,8 @@
 """The worker's state machine, whole.
 
     EMPTY → LOADING → READY ⇄ GENERATING      LOADING, READY, GENERATING → UNLOADING → EMPTY
-    and from each of them to EMPTY when the engine dies.
+    READY ⇄ LOADING while another model's weights are fetched and checked: what is loaded stays until they are right.
+    And from each of them to EMPTY when the engine dies.
     Two states lie over these: FAILED while the device does not answer, DRAINING for good once the worker stops.
 
 Knows nothing of engines or tokens. Invariant: no state is entered but by an arrow of the table.
@@ -24,7 +25,7 @@ DRAINING: int = worker_pb2.WORKER_STATE_DRAINING
 ARROWS: dict[int, frozenset[int]] = {
     EMPTY: frozenset({LOADING, UNLOADING}),
     LOADING: frozenset({READY, UNLOADING, EMPTY}),
-    READY: frozenset({GENERATING, UNLOADING, EMPTY}),
+    READY: frozenset({GENERATING, LOADING, UNLOADING, EMPTY}),
     GENERATING: frozenset({READY, UNLOADING, EMPTY}),
     UNLOADING: frozenset({EMPTY}),
 }

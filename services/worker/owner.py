@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 
 from darkroom.rpc.errors import (
     CancelledError,
+    CorruptCheckpointError,
     DarkroomError,
     EngineDiedError,
     EngineHungError,
@@ -19,6 +20,7 @@ from darkroom.rpc.errors import (
     KernelFailedError,
     NotLoadedError,
     OutOfMemoryError,
+    SourceRefusedError,
     WorkerLostError,
     error_to_message,
 )
@@ -72,7 +74,7 @@ class DeviceOwner:
                 log.exception("load_crashed")
                 load.fail(_bug("load", bug))
             finally:
-                self.lifecycle.enter_if(LOADING, EMPTY)
+                self.lifecycle.enter_if(LOADING, EMPTY if self.loaded is None else READY)
 
     async def unload(self, activity: Activity) -> None:
         """Gives the memory back. Never raises: a dead engine has given it back, too."""
@@ -111,6 +113,8 @@ class DeviceOwner:
 
     async def _load(self, load: Load) -> None:
         began_at = time.monotonic()
+        _raise_if_stopped(load)
+        self.lifecycle.enter(LOADING)
         await self._check(load)
         if self.loaded is not None:
             await self._evict()
@@ -129,18 +133,24 @@ class DeviceOwner:
         await self._assemble(engine, load, plan, began_at)
 
     async def _check(self, load: Load) -> None:
-        """Has the engine compare the plan's weights with the plan, while what is loaded stays.
+        """Has the engine fetch the plan's weights and compare them with the plan, while what is loaded stays.
 
-        A plan that names another source for this case is let through: the load tells that it took it.
+        A plan that names another source for what fails here is let through: the load tells that it took it.
         """
-        if fallbacks(load.plan, plan_pb2.FALLBACK_TRIGGER_SOURCE_FAILED):
-            return
         engine = await self.keeper.running()
         check = engine_pb2.EngineCheck(plan=load.plan)
         command = engine_pb2.EngineCommand(command_id=engine.next_id(), check=check)
         watch = ProgressWatch(load.plan.idle, generation_pb2.PHASE_ASSEMBLING, time.monotonic)
-        async for _ in engine.execute(command, watch):
-            pass
+        load.on_stop = lambda: engine.send_cancel(command.command_id)
+        try:
+            async for event in engine.execute(command, watch):
+                if event.HasField("load"):
+                    load.record(event.load)
+        except (CorruptCheckpointError, SourceRefusedError):
+            if not fallbacks(load.plan, plan_pb2.FALLBACK_TRIGGER_SOURCE_FAILED):
+                raise
+        finally:
+            load.on_stop = None
 
     async def _assemble(self, engine: EngineProcess, load: Load, plan: plan_pb2.Plan, began_at: float) -> None:
         command = engine_pb2.EngineCommand(command_id=engine.next_id(), load=engine_pb2.EngineLoad(plan=plan))

@@ -5,16 +5,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
 import pytest_asyncio
 
-from darkroom.rpc.errors import DarkroomError, SourceRefusedError
-from darkroom.rpc.status import from_rpc_error
-from darkroom.v1 import checkpoint_pb2, generation_pb2, plan_pb2
-from tests.engines.worker_server import WorkerServer, error_of, item, serve_worker
+from darkroom.rpc.errors import CorruptCheckpointError, SourceRefusedError
+from darkroom.v1 import checkpoint_pb2, generation_pb2, plan_pb2, worker_pb2
+from tests.engines.painting import failure_of, paint, serve_painter
+from tests.engines.worker_server import WorkerServer
 from tests.fakes.hub import FakeHub, serve_hub
 from tests.tiny.flux import save_tiny_flux, tiny_flux_plan
 
@@ -40,11 +38,8 @@ def hub(models: Path) -> Iterator[FakeHub]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker(models: Path, hub: FakeHub, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WorkerServer]:
-    async with serve_worker(
-        "services.worker.engine",
-        DARKROOM_WORKER_MODEL_PATHS=models,
-        DARKROOM_WORKER_THREADS=1,
-        DARKROOM_WORKER_DEVICE="cpu",
+    async with serve_painter(
+        models,
         DARKROOM_WORKER_TRUSTED_REPOS="owner",
         HF_ENDPOINT=hub.address,
         HF_HOME=tmp_path_factory.mktemp("hub-cache"),
@@ -60,12 +55,6 @@ def plan_from(models: Path, repo_id: str) -> plan_pb2.Plan:
     return plan
 
 
-async def failure_of(call: Any) -> DarkroomError:
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return from_rpc_error(caught.value)
-
-
 async def test_a_repository_is_fetched_with_its_bytes_told_and_the_second_time_it_is_there(
     worker: WorkerServer, models: Path, hub: FakeHub
 ) -> None:
@@ -74,8 +63,7 @@ async def test_a_repository_is_fetched_with_its_bytes_told_and_the_second_time_i
     fetched = [progress.completed for progress in told]
     assert fetched == sorted(fetched)
     assert fetched[-1] >= sum(file.stat().st_size for file in (models / "tiny").rglob("*.safetensors"))
-    painted = await worker.generate("run-fetched", [item("fetched", steps=2)], model="tiny")
-    assert error_of(painted, "fetched") == ""
+    assert (await paint(worker, steps=2)).data
     num_requests = len(hub.requests)
     assert (await worker.load(plan_from(models, "owner/rest")))[-1].HasField("loaded")
     assert len(hub.requests) > num_requests
@@ -115,3 +103,32 @@ async def test_weights_that_come_from_elsewhere_are_not_fetched(
     asked = [request for request in hub.requests if "owner/replaced" in request]
     assert any("transformer/config.json" in request for request in asked)
     assert not any(WEIGHTS in request for request in asked)
+
+
+@pytest.mark.parametrize(
+    "spoil", ["<!DOCTYPE html><html>404</html>", "version https://git-lfs.github.com/spec/v1\noid"]
+)
+async def test_what_the_hub_sends_instead_of_weights_evicts_nothing(
+    worker: WorkerServer, models: Path, hub: FakeHub, spoil: str
+) -> None:
+    name = f"owner/spoilt-{len(spoil)}"
+    folder = models / name.replace("/", "-")
+    shutil.copytree(models / "tiny", folder)
+    (folder / WEIGHTS).write_text(spoil)
+    hub.repositories[name] = folder
+    await worker.load(tiny_flux_plan(models / "tiny"))
+    before = await paint(worker, steps=2)
+    failure = await failure_of(worker.load(plan_from(models, name)))
+    assert isinstance(failure, CorruptCheckpointError)
+    assert WEIGHTS in failure.message
+    status = await worker.status()
+    assert (status.state, status.loaded.plan.source.path) == (worker_pb2.WORKER_STATE_READY, str(models / "tiny"))
+    assert (await paint(worker, steps=2)).data == before.data
+
+
+async def test_a_repository_that_can_not_be_had_evicts_nothing(worker: WorkerServer, models: Path) -> None:
+    await worker.load(tiny_flux_plan(models / "tiny"))
+    for name in ("owner/gated", "owner/nobody"):
+        assert isinstance(await failure_of(worker.load(plan_from(models, name))), SourceRefusedError)
+    assert (await worker.status()).loaded.plan.source.path == str(models / "tiny")
+    assert (await paint(worker, steps=2)).data

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from PIL import Image
 
-from darkroom.knowledge import load_catalogue
 from darkroom.rpc.errors import PlanRefusedError
-from darkroom.v1 import device_pb2, plan_pb2, planner_service_pb2, worker_pb2
-from models.emoji.retrieval import load_reference
-from services.planner.planning import plan as make_plan
-from tests.engines.worker_server import WorkerServer, error_of, file_of, item, serve_worker
+from darkroom.v1 import device_pb2, plan_pb2, worker_pb2
+from tests.engines.emoji import PROMPT, SEED, SHOWN, SIDE, emoji_plan, shows
+from tests.engines.painting import knobs_of, paint, serve_painter
+from tests.engines.worker_server import WorkerServer
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-CATALOGUE = load_catalogue()
-PROMPT, SEED = "a red apple, 3d style, blue background", 3
 
 
 @pytest.fixture(scope="module")
@@ -30,38 +25,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker(cache: Path) -> AsyncIterator[WorkerServer]:
-    async with serve_worker(
-        "services.worker.engine",
-        DARKROOM_WORKER_DEVICE="cpu",
-        DARKROOM_WORKER_THREADS=2,
-        DARKROOM_WORKER_CACHE_DIR=cache,
-    ) as server:
+    async with serve_painter(cache, DARKROOM_WORKER_CACHE_DIR=cache) as server:
         yield server
-
-
-def planned(device: device_pb2.Device, **wishes: object) -> plan_pb2.Plan:
-    request = planner_service_pb2.PlanRequest(
-        model="emoji", device=device, preferences=plan_pb2.PlanPreferences(**wishes)
-    )
-    answer = make_plan(request, CATALOGUE)
-    assert answer.HasField("plan")
-    return answer.plan
 
 
 async def load(worker: WorkerServer, plan: plan_pb2.Plan) -> tuple[worker_pb2.LoadedModel, dict[str, str]]:
     loaded = (await worker.load(plan))[-1].loaded
-    return loaded, {knob.knob: knob.engaged for knob in loaded.engagements}
+    return loaded, {name: knob.engaged for name, knob in knobs_of(loaded).items()}
 
 
-async def paint(worker: WorkerServer, job: str, steps: int = 10) -> bytes:
-    wanted = item(job, PROMPT, steps=steps, seed=SEED, side=128)
-    events = await worker.generate(f"run-{job}", [wanted], model="emoji")
-    assert error_of(events, job) == ""
-    return file_of(events, job)
-
-
-def shows(data: bytes) -> str:
-    return load_reference().nearest(Image.open(io.BytesIO(data)), 1)[0].name
+async def paint_apple(worker: WorkerServer, steps: int = 10) -> bytes:
+    return (await paint(worker, PROMPT, model="emoji", seed=SEED, steps=steps, side=SIDE)).data
 
 
 async def test_what_the_processor_runs_was_tried_and_is_remembered(worker: WorkerServer, cache: Path) -> None:
@@ -77,7 +51,7 @@ async def test_what_the_processor_runs_was_tried_and_is_remembered(worker: Worke
 
 
 async def test_unasked_a_processor_stays_dense(worker: WorkerServer) -> None:
-    plan = planned((await worker.status()).device)
+    plan = emoji_plan((await worker.status()).device)
     assert {part.scheme for part in plan.components} == {device_pb2.SCHEME_NONE}
 
 
@@ -86,33 +60,33 @@ async def test_the_picture_is_still_what_was_asked_for(worker: WorkerServer, sch
     device = (await worker.status()).device
     if scheme == "FP8" and not device.has_native_bf16:
         with pytest.raises(PlanRefusedError, match="bfloat16"):
-            planned(device, scheme=device_pb2.SCHEME_FP8)
+            emoji_plan(device, scheme=device_pb2.SCHEME_FP8)
         return
-    plan = planned(device, scheme=device_pb2.Scheme.Value(f"SCHEME_{scheme}"))
+    plan = emoji_plan(device, scheme=device_pb2.Scheme.Value(f"SCHEME_{scheme}"))
     loaded, engaged = await load(worker, plan)
     assert f"transformer={scheme.lower()}" in engaged["scheme"]
-    dense = planned(device).memory.weight_bytes
+    dense = emoji_plan(device).memory.weight_bytes
     assert loaded.measured_bytes < dense
     # The plan counts what the catalogue counted with the same filter.
     assert loaded.measured_bytes == pytest.approx(loaded.planned_bytes, rel=0.02)
-    assert shows(await paint(worker, f"whole-{scheme}")) == "red apple"
-    first, again = [await paint(worker, f"{place}-{scheme}", steps=2) for place in ("first", "again")]
+    assert shows(await paint_apple(worker)) == SHOWN
+    first, again = [await paint_apple(worker, steps=2) for _ in range(2)]
     assert first == again
 
 
 async def test_text_encoders_are_cast_too(worker: WorkerServer) -> None:
-    plan = planned((await worker.status()).device, text_encoder_scheme=device_pb2.SCHEME_FP8_STORAGE)
+    plan = emoji_plan((await worker.status()).device, text_encoder_scheme=device_pb2.SCHEME_FP8_STORAGE)
     loaded, engaged = await load(worker, plan)
     assert engaged["scheme"].startswith("text_encoder=fp8_storage, text_encoder_2=fp8_storage, transformer=none")
     assert loaded.measured_bytes == pytest.approx(loaded.planned_bytes, rel=0.02)
-    assert shows(await paint(worker, "text")) == "red apple"
+    assert shows(await paint_apple(worker)) == SHOWN
 
 
 async def test_dense_again_after_a_scheme_is_the_same_picture(worker: WorkerServer) -> None:
     device = (await worker.status()).device
-    await load(worker, planned(device))
-    before = await paint(worker, "before")
-    assert shows(before) == "red apple"
-    await load(worker, planned(device, scheme=device_pb2.SCHEME_FP8_STORAGE))
-    await load(worker, planned(device))
-    assert await paint(worker, "after") == before
+    await load(worker, emoji_plan(device))
+    before = await paint_apple(worker)
+    assert shows(before) == SHOWN
+    await load(worker, emoji_plan(device, scheme=device_pb2.SCHEME_FP8_STORAGE))
+    await load(worker, emoji_plan(device))
+    assert await paint_apple(worker) == before

@@ -25,9 +25,7 @@ from darkroom.rpc.logs import log
 from darkroom.v1 import device_pb2, plan_pb2, worker_pb2
 from services.worker.config import WorkerSettings
 from services.worker.engine import host_heap
-from services.worker.engine.assembly.components import explain_reading
-from services.worker.engine.assembly.fitting import check_fit
-from services.worker.engine.assembly.line import assemble, dismantle
+from services.worker.engine.assembly.line import assemble, check_sources, dismantle
 from services.worker.engine.assembly.stage import Assembly, explain
 from services.worker.engine.device import choose_device, device_name, give_back, read_device, versions
 from services.worker.engine.generation import generate, most_at_once
@@ -72,11 +70,8 @@ class DiffusersEngine(Engine):
             self._probes.describe(device)
         return device
 
-    def check(self, plan: plan_pb2.Plan) -> None:
-        try:
-            check_fit(plan, self._settings)
-        except Exception as failure:
-            raise explain_reading(failure) from failure
+    def check(self, plan: plan_pb2.Plan, report: LoadReporter) -> None:
+        check_sources(plan, self._settings, self._device, report)
 
     def load(self, plan: plan_pb2.Plan, report: LoadReporter) -> worker_pb2.LoadedModel:
         before = self._allocated_bytes()

@@ -47,8 +47,9 @@ class Engine(ABC):
     def load(self, plan: plan_pb2.Plan, report: LoadReporter) -> worker_pb2.LoadedModel:
         """Executes the plan or a fallback that its failure triggers; on failure nothing stays loaded."""
 
-    def check(self, plan: plan_pb2.Plan) -> None:
-        """Raises what `load` would fail with, as far as that can be told without touching what is loaded."""
+    def check(self, plan: plan_pb2.Plan, report: LoadReporter) -> None:
+        """Has the plan's weights here, and raises what `load` would fail with as far as that can be told without
+        touching what is loaded."""
         return None
 
     @abstractmethod
@@ -143,7 +144,9 @@ class EngineLoop:
         send(engine_pb2.EngineEvent(load=worker_pb2.LoadEvent(loaded=loaded)))
 
     def _check(self, command: engine_pb2.EngineCommand, ended: engine_pb2.EngineEnded) -> None:
-        self._engine.check(command.check.plan)
+        reporter = LoadReporter(self._answering(command), lambda: self._cancelled.covers(command.command_id))
+        reporter.check()
+        self._engine.check(command.check.plan, reporter)
 
     def _unload(self, command: engine_pb2.EngineCommand, ended: engine_pb2.EngineEnded) -> None:
         self._engine.unload()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import pytest
 
 from darkroom.rpc.errors import CancelledError
@@ -27,6 +30,24 @@ def test_bytes_are_told_once_and_never_go_back_whichever_bar_moves() -> None:
     assert [item.completed for item in told] == [30, 35]
     assert {item.total for item in told} == {100}
     assert {item.phase for item in told} == {generation_pb2.PHASE_DOWNLOADING}
+
+
+def test_bytes_do_not_go_back_where_two_threads_move_two_bars() -> None:
+    events: list[engine_pb2.EngineEvent] = []
+
+    def tell_slowly(event: engine_pb2.EngineEvent) -> None:
+        if event.load.progress.completed == 30:
+            time.sleep(0.1)
+        events.append(event)
+
+    progress = fetching.FetchProgress(checkpoint_pb2.CheckpointSource(), LoadReporter(tell_slowly, lambda: False))
+    network, disk = [progress.bar_class(total=80, unit="B") for _ in range(2)]
+    first = threading.Thread(target=network.update, args=(30,))
+    first.start()
+    time.sleep(0.02)
+    disk.update(35)
+    first.join()
+    assert [event.load.progress.completed for event in events] == [30, 35]
 
 
 def test_a_cancelled_load_ends_its_fetch_at_the_next_bytes() -> None:

@@ -93,16 +93,16 @@ class FetchProgress:
     def saw(self, completed: int, total: int) -> None:
         """A bar stands at `completed` bytes. One bar counts the network's, another the disk's: the larger is told."""
         self._report.check()
+        # Told under the lock: of two threads, the one with fewer bytes must not speak last.
         with self._lock:
             if completed <= self._told:
                 return
             self._told = completed
-        total = max(total, self._source.fetch_bytes)
-        self._report.progress(
-            generation_pb2.Progress(
-                phase=generation_pb2.PHASE_DOWNLOADING,
-                completed=completed,
-                total=total,
-                detail=self._source.repo_id,
+            self._report.progress(
+                generation_pb2.Progress(
+                    phase=generation_pb2.PHASE_DOWNLOADING,
+                    completed=completed,
+                    total=max(total, self._source.fetch_bytes),
+                    detail=self._source.repo_id,
+                )
             )
-        )

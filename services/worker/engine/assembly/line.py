@@ -17,6 +17,7 @@ from services.worker.config import WorkerSettings
 from services.worker.engine.assembly.attention import AttentionStage
 from services.worker.engine.assembly.caching import CachingStage
 from services.worker.engine.assembly.components import ComponentsStage
+from services.worker.engine.assembly.fitting import check_fit
 from services.worker.engine.assembly.pipeline import PipelineStage
 from services.worker.engine.assembly.placement import PlacementStage
 from services.worker.engine.assembly.prompt_caching import PromptCachingStage
@@ -38,6 +39,22 @@ STAGES: tuple[Stage, ...] = (
     PromptCachingStage(),
     SpeedStage(),
 )
+
+
+def check_sources(plan: plan_pb2.Plan, settings: WorkerSettings, device: torch.device, report: LoadReporter) -> None:
+    """Fetches what the plan's sources lack here and compares it with the plan; no weight is read.
+
+    Raises:
+        DarkroomError: as the source stage of a load would.
+    """
+    stage, assembly = SourceStage(), Assembly(plan, settings, device)
+    try:
+        stage.apply(assembly, report)
+        check_fit(plan, settings)
+    except Exception as failure:
+        raise stage.explain(failure) from None
+    finally:
+        stage.undo(assembly)
 
 
 def assemble(plan: plan_pb2.Plan, settings: WorkerSettings, device: torch.device, report: LoadReporter) -> Assembly:
