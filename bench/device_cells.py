@@ -95,8 +95,10 @@ class Cells:
         return figures | time_pictures(lambda steps: self._paint(model, steps), few, many, repeats=1)
 
     def _paint(self, model: str, steps: int) -> Any:
+        # As distilled models are called, so that a step is one evaluation of the denoiser.
+        guidance = min(1.0, self._catalogue.message(model).defaults.guidance)
         return self._engine.paint(
-            model=model, prompt="a lighthouse at dusk", width=self._side, height=self._side, steps=steps, guidance=1.0
+            model=model, prompt="a lighthouse", width=self._side, height=self._side, steps=steps, guidance=guidance
         )
 
     def _tokens(self) -> Iterator[Case]:
@@ -113,14 +115,20 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path("/tmp/darkroom-models"), help="has 30 GB of room")
     parser.add_argument("--device", default="cuda:0", help="of torch")
     parser.add_argument("--side", type=int, default=1024, help="of pictures, in pixels")
+    parser.add_argument("--only", default="", metavar="WORDS", help="cases whose names hold these")
+    parser.add_argument("--keep", action="store_true", help="keep the other cases of the saved file")
     parser.add_argument("--seconds", type=float, default=900, help="start no case that would end after this long")
     parser.add_argument("--save", type=Path, help="write JSON here after each case, and tables beside it")
     options = parser.parse_args()
     began = time.perf_counter()
     figures: Figures = {"machine": describe_machine(), "cases": {}}
+    if options.keep and options.save and options.save.exists():
+        figures["cases"] = json.loads(options.save.read_text())["cases"]
     cells = Cells(options.device, options.folder, options.side)
     for group in options.groups:
         for name, most_s, measure in cells.cases(group):
+            if options.only and options.only not in name:
+                continue
             if time.perf_counter() - began + most_s > options.seconds:
                 print(f"no time for {name}", flush=True)
                 continue

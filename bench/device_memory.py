@@ -15,6 +15,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,6 +57,7 @@ class Case(NamedTuple):
     # What it takes at most.
     needed_s: float
     measure: Callable[[], Figures]
+    predict: Callable[[], Figures]
 
 
 def measure_resident(model: Model, scheme: device_pb2.Scheme.ValueType) -> Figures:
@@ -67,10 +69,9 @@ def measure_resident(model: Model, scheme: device_pb2.Scheme.ValueType) -> Figur
         figures["num_layers"] = quantise(CATALOGUE, module, model.denoiser, scheme, DEVICE).num_layers
     if scheme in COMPILED:
         module.compile_repeated_blocks(fullgraph=True, dynamic=False)
-    prediction = Prediction(CATALOGUE, model)
-    rest_bytes = prediction.rest_bytes(model.denoiser, scheme)
-    figures |= measure_calls(lambda x: module(**x, return_dict=False), lambda: model.inputs(DEVICE), STEPS, before)
-    return figures | predicted(rest_bytes, rest_bytes + prediction.activations.denoise)
+    return figures | measure_calls(
+        lambda inputs: module(**inputs, return_dict=False), lambda: model.inputs(DEVICE), STEPS, before
+    )
 
 
 def measure_streamed(model: Model, scheme: device_pb2.Scheme.ValueType) -> Figures:
@@ -80,99 +81,105 @@ def measure_streamed(model: Model, scheme: device_pb2.Scheme.ValueType) -> Figur
     if scheme != BF16:
         quantise(CATALOGUE, module, model.denoiser, scheme, DEVICE)
     stream(module.to("cpu"), DEVICE, "block_level")
-    prediction = Prediction(CATALOGUE, model)
-    peak_bytes = prediction.weights(scheme).streamed_denoiser + prediction.activations.denoise
-    figures = measure_calls(lambda x: module(**x, return_dict=False), lambda: model.inputs(DEVICE), STEPS, before)
+    figures = measure_calls(
+        lambda inputs: module(**inputs, return_dict=False), lambda: model.inputs(DEVICE), STEPS, before
+    )
     figures["pinned_bytes"] = torch.cuda.host_memory_stats()["allocated_bytes.current"]
-    return figures | predicted(None, peak_bytes)
+    return figures
 
 
 def measure_decoding(model: Model, is_tiled: bool) -> Figures:
     """A VAE, in its compute type, decoding whole or in the tiles that plans ask for."""
-    before, prediction = torch.cuda.memory_allocated(), Prediction(CATALOGUE, model)
-    dtype = prediction.dtype(model.vae)
+    before, dtype = torch.cuda.memory_allocated(), Prediction(CATALOGUE, model).dtype(model.vae)
     vae: Any = build(CATALOGUE, model.vae, DEVICE, dtype)
     if is_tiled:
         use_tiles(vae, 0 if model.workload.num_frames > 1 else TILE_SIDE)
-    rest_bytes = prediction.rest_bytes(model.vae)
-    needs = prediction.activations.tiled_decode if is_tiled else prediction.activations.decode
-    figures = measure_calls(
+    return measure_calls(
         lambda latents: vae.decode(latents, return_dict=False)[0],
         lambda: torch.randn(model.latents, device=DEVICE, dtype=dtype),
         1,
         before,
     )
-    return figures | predicted(rest_bytes, rest_bytes + needs)
 
 
 def measure_encoding(model: Model) -> Figures:
     """A text encoder with a prompt of the full length."""
     before = torch.cuda.memory_allocated()
     module = build(CATALOGUE, model.encoder, DEVICE)
-    prediction = Prediction(CATALOGUE, model)
-    rest_bytes = prediction.rest_bytes(model.encoder)
-    figures = measure_calls(
+    return measure_calls(
         lambda tokens: module(input_ids=tokens, output_hidden_states=model.keeps_hidden_states),
         lambda: torch.randint(0, 1000, (1, TEXT_TOKENS), device=DEVICE),
         2,
         before,
     )
-    return figures | predicted(rest_bytes, rest_bytes + prediction.activations.encode)
-
-
-def predicted(rest_bytes: int | None, peak_bytes: int) -> Figures:
-    """Returns the planner's figures as the results hold them."""
-    return {"predicted_rest_bytes": rest_bytes, "predicted_peak_bytes": peak_bytes}
 
 
 def cases(names: list[str]) -> Iterator[Case]:
     """Yields every measurement, most telling first."""
-    models = [(name, MODELS[name]) for name in names]
-    for name, model in models:
+    models = [(name, MODELS[name], Prediction(CATALOGUE, MODELS[name])) for name in names]
+    for name, model, said in models:
         for word, scheme in RESIDENT.items():
             needed_s = 60 if scheme in COMPILED else 15
-            yield Case(f"{name} {word}", needed_s, lambda model=model, scheme=scheme: measure_resident(model, scheme))
-    for name, model in models:
-        yield Case(f"{name} decoding", 20, lambda model=model: measure_decoding(model, is_tiled=False))
-        yield Case(f"{name} decoding in tiles", 20, lambda model=model: measure_decoding(model, is_tiled=True))
-        yield Case(f"{name} encoding", 20, lambda model=model: measure_encoding(model))
-    for name, model in models:
+            measure, predict = partial(measure_resident, model, scheme), partial(said.resident, scheme)
+            yield Case(f"{name} {word}", needed_s, measure, predict)
+    for name, model, said in models:
+        for is_tiled in (False, True):
+            measure, predict = partial(measure_decoding, model, is_tiled), partial(said.decoding, is_tiled)
+            yield Case(f"{name} decoding{' in tiles' if is_tiled else ''}", 20, measure, predict)
+        yield Case(f"{name} encoding", 20, partial(measure_encoding, model), said.encoding)
+    for name, model, said in models:
         for word, scheme in STREAMED.items():
-            num_bytes = Prediction(CATALOGUE, model).rest_bytes(model.denoiser, scheme)
-            needed_s = 15 + num_bytes * STREAMED_S_PER_BYTE
-            yield Case(f"{name} {word}", needed_s, lambda model=model, scheme=scheme: measure_streamed(model, scheme))
+            needed_s = 15 + said.rest_bytes(model.denoiser, scheme) * STREAMED_S_PER_BYTE
+            measure, predict = partial(measure_streamed, model, scheme), partial(said.streamed, scheme)
+            yield Case(f"{name} {word}", needed_s, measure, predict)
+
+
+def saved(file: Path | None) -> dict[str, Figures]:
+    """Returns the cases that the file holds, against today's predictions."""
+    kept = json.loads(file.read_text())["cases"] if file is not None and file.exists() else {}
+    predictions = {case.name: case.predict for case in cases(list(MODELS))}
+    return {name: figures | predictions[name]() for name, figures in kept.items() if name in predictions}
+
+
+def save(figures: Figures, file: Path | None) -> None:
+    """Writes JSON, and a table beside it."""
+    if file is not None:
+        file.write_text(json.dumps(figures, indent=2) + "\n")
+        file.with_suffix(".md").write_text(memory_table(figures))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=list(MODELS), choices=list(MODELS), metavar="MODEL")
     parser.add_argument(
-        "--only", nargs="*", metavar="ENDING", help="cases with these endings: 'groups'; others are kept"
+        "--only",
+        nargs="*",
+        metavar="ENDING",
+        help="cases that end so ('groups'; none: predict anew); others are kept",
     )
     parser.add_argument("--seconds", type=float, default=600, help="start no case that would end after this long")
     parser.add_argument("--save", type=Path, help="write JSON here after each case, and a table beside it")
     options = parser.parse_args()
     figures: Figures = {"machine": describe_machine(), "cases": {}}
-    if options.only and options.save and options.save.exists():
-        figures["cases"] = json.loads(options.save.read_text())["cases"]
+    if options.only is not None:
+        figures["cases"] = saved(options.save)
     began = time.perf_counter()
     for case in cases(options.models):
-        if options.only and not any(case.name.endswith(ending) for ending in options.only):
+        if options.only is not None and not any(case.name.endswith(ending) for ending in options.only):
             continue
         if time.perf_counter() - began + case.needed_s > options.seconds:
             print(f"no time for {case.name}", flush=True)
             continue
         try:
-            measured = case.measure()
+            measured = case.measure() | case.predict()
         except Exception as failure:  # one case that can't run must not lose the others
             measured = {"failed": f"{type(failure).__name__}: {failure}"[:400]}
         torch.compiler.reset()
         settle()
         figures["cases"][case.name] = measured
         print(f"{time.perf_counter() - began:6.0f} s  {case.name}: {measured}", flush=True)
-        if options.save:
-            options.save.write_text(json.dumps(figures, indent=2) + "\n")
-            options.save.with_suffix(".md").write_text(memory_table(figures))
+        save(figures, options.save)
+    save(figures, options.save)
     print(memory_table(figures))
     return 0
 

@@ -11,11 +11,12 @@ from bench.device.models import Model
 from darkroom.knowledge import Catalogue, Component
 from darkroom.v1 import device_pb2, plan_pb2, planner_service_pb2
 from darkroom.v1.device_pb2 import Scheme
-from services.planner.placement import Activations, Weights
+from services.planner.placement import Activations
 from services.planner.question import ask
 from services.planner.sizes import Bytes, activations_of
 
 DENSE = device_pb2.SCHEME_NONE
+Figures = dict[str, int | None]
 
 
 class Prediction:
@@ -25,7 +26,7 @@ class Prediction:
         request = planner_service_pb2.PlanRequest(
             model=model.variant, device=catalogue.device("h200"), workload=model.workload
         )
-        self._question = ask(request, catalogue)
+        self._question, self._model = ask(request, catalogue), model
         self._bytes = Bytes(self._question)
         self.activations: Activations = activations_of(self._question, slices=False)
 
@@ -38,9 +39,26 @@ class Prediction:
         is_wide = self._part(architecture).compute_type == plan_pb2.COMPUTE_TYPE_FLOAT32
         return torch.float32 if is_wide else torch.bfloat16
 
-    def weights(self, scheme: Scheme.ValueType) -> Weights:
-        """Returns the bytes of all parts, the denoiser in a scheme."""
-        return self._bytes.weights(scheme, DENSE, visits_dense=False)
+    def resident(self, scheme: Scheme.ValueType) -> Figures:
+        """A denoiser that stays on the device."""
+        return self._figures(self.rest_bytes(self._model.denoiser, scheme), self.activations.denoise)
+
+    def streamed(self, scheme: Scheme.ValueType) -> Figures:
+        """A denoiser whose blocks come from the host; nothing is told of what rests."""
+        held = self._bytes.weights(scheme, DENSE, visits_dense=False).streamed_denoiser
+        return {**self._figures(held, self.activations.denoise), "predicted_rest_bytes": None}
+
+    def decoding(self, is_tiled: bool) -> Figures:
+        """A VAE, whole or in tiles."""
+        needs = self.activations.tiled_decode if is_tiled else self.activations.decode
+        return self._figures(self.rest_bytes(self._model.vae), needs)
+
+    def encoding(self) -> Figures:
+        """The largest text encoder."""
+        return self._figures(self.rest_bytes(self._model.encoder), self.activations.encode)
+
+    def _figures(self, rest_bytes: int, needs: int) -> Figures:
+        return {"predicted_rest_bytes": rest_bytes, "predicted_peak_bytes": rest_bytes + needs}
 
     def _part(self, architecture: str) -> Component:
         parts = self._question.variant.components.values()
