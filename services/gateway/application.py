@@ -81,6 +81,7 @@ async def open_gateway(
         client = connect(url)
         stack.push_async_callback(client.aclose)
         parts = await _build(settings, catalogue, client)
+        stack.push_async_callback(parts.means.jobs.close)
         stack.push_async_callback(parts.means.planner.close)
         stack.push_async_callback(parts.generation.close)
         if is_embedded:

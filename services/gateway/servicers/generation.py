@@ -151,6 +151,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     async def close(self) -> None:
         """Waits for cancellations that dropped streams have left."""
         await asyncio.gather(*self._cancels, return_exceptions=True)
+        await self._events.close()
 
     async def _submit(self, asked: Submission, context: Context) -> job_pb2.Job:
         tenant = find_tenant(context.invocation_metadata() or ())

@@ -108,7 +108,7 @@ class Asking:
         """Returns a job. Raises UnknownJobError."""
         check_job_id(job_id)
         with answered():
-            fields: Fields = await self._client.hgetall(keys.job(job_id))  # type: ignore[assignment]
+            fields: Fields = await self._scripts.line.ask("HGETALL", keys.job(job_id))
         if b"state" not in fields:
             raise unknown(job_id)
         return job_message(job_id, fields)
@@ -116,7 +116,7 @@ class Asking:
     async def file_token(self, job_id: str) -> int:
         """Returns the counter of the claim that finished the job: half of its file's name."""
         with answered():
-            return int(await self._client.hget(keys.job(job_id), "token") or 0)
+            return int(await self._scripts.line.ask("HGET", keys.job(job_id), "token") or 0)
 
     async def newest(self, states: Iterable[int], below: str, count: int) -> list[job_pb2.Job]:
         """Returns up to `count` jobs in any of `states` whose ids sort below `below` ("" for all), newest first."""

@@ -16,6 +16,7 @@ import redis.asyncio as aioredis
 from darkroom.v1 import job_pb2
 from services.gateway.store import bell, keys
 from services.gateway.store.connection import answered
+from services.gateway.store.line import Line
 from services.gateway.store.record import Fields, is_terminal, job_message, set_time
 from services.gateway.store.vocabulary import check_job_id, unknown
 
@@ -30,8 +31,12 @@ class Events:
     """Follows jobs of one Redis."""
 
     def __init__(self, client: aioredis.Redis, rings: bell.Bell) -> None:
-        self._client = client
+        self._line = Line(client)
         self._bell = rings
+
+    async def close(self) -> None:
+        """Gives up what is being read."""
+        await self._line.close()
 
     async def watch(
         self, job_id: str, after: int, on_quiet: Callable[[job_pb2.Job], Awaitable[None]]
@@ -81,7 +86,7 @@ class Events:
             return job, job.last_sequence  # the cap has cut what lies between
         job.ClearField("progress")
         with answered():
-            last: list[Entry] = await self._client.xrevrange(keys.events(job_id), max=f"{start}-0", count=1)  # type: ignore[assignment]
+            last: list[Entry] = await self._line.ask("XREVRANGE", keys.events(job_id), f"{start}-0", "-", "COUNT", 1)
         if last and (data := last[0][1].get(b"progress")):
             job.progress.ParseFromString(data)
         return job, start
@@ -110,12 +115,12 @@ class Events:
 
     async def _page(self, job_id: str, after: int, count: int = PAGE) -> list[Entry]:
         with answered():
-            page: list[Entry] = await self._client.xrange(keys.events(job_id), min=f"({after}-0", count=count)  # type: ignore[assignment]
+            page: list[Entry] = await self._line.ask("XRANGE", keys.events(job_id), f"({after}-0", "+", "COUNT", count)
         return page
 
     async def _record(self, job_id: str) -> Fields:
         with answered():
-            fields: Fields = await self._client.hgetall(keys.job(job_id))  # type: ignore[assignment]
+            fields: Fields = await self._line.ask("HGETALL", keys.job(job_id))
         if b"state" not in fields:
             raise unknown(job_id)
         return fields

@@ -42,3 +42,7 @@ class Jobs(Asking, Driving, Upkeep):
         self._make_suffix = make_suffix
         # Taken by the first claim of a new database; every gateway offers one.
         self._store_candidate = secrets.token_hex(8)
+
+    async def close(self) -> None:
+        """Gives up what is under way; its outcome is unknown to whoever asked for it."""
+        await self._scripts.line.close()

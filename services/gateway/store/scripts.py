@@ -6,19 +6,18 @@ that raises StoreUnavailableError may have been applied.
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import Any
 
 import redis.asyncio as aioredis
-from redis.commands.core import AsyncScript
+from redis.exceptions import NoScriptError
 
-from darkroom.rpc.errors import StoreUnavailableError
 from services.gateway.store.connection import ANSWER_TIMEOUT_S, Durability, answered
+from services.gateway.store.line import Argument, Line
 
 FOLDER = Path(__file__).parent / "lua"
 NAMES = tuple(sorted(path.stem for path in FOLDER.glob("*.lua") if path.stem != "prelude"))
-
-Argument = str | bytes | int | float
 
 
 class Scripts:
@@ -31,13 +30,12 @@ class Scripts:
     """
 
     def __init__(self, client: aioredis.Redis, durability: Durability, folder: Path = FOLDER) -> None:
-        self._client = client
-        self._durability = durability
+        waits_ms = int(ANSWER_TIMEOUT_S * 900) if durability is Durability.ON_REQUEST else 0
+        # Whatever else is read may go the same way.
+        self.line = Line(client, waits_ms)
         prelude = (folder / "prelude.lua").read_text(encoding="utf-8")
-        self._scripts: dict[str, AsyncScript] = {
-            name: client.register_script(prelude + (folder / f"{name}.lua").read_text(encoding="utf-8"))
-            for name in NAMES
-        }
+        self._texts = {name: prelude + (folder / f"{name}.lua").read_text(encoding="utf-8") for name in NAMES}
+        self._digests = {name: hashlib.sha1(text.encode()).hexdigest() for name, text in self._texts.items()}
 
     async def call(self, name: str, *arguments: Argument, lasting: bool = False) -> list[Any]:
         """Runs a script.
@@ -50,20 +48,19 @@ class Scripts:
         Raises:
             StoreUnavailableError: no answer, or the write could not be made to last in time.
         """
+        command = self.command(name, *arguments)
         with answered():
-            script = self._scripts[name]
-            if not (lasting and self._durability is Durability.ON_REQUEST):
-                return list(await script(args=arguments))
-            return await self._call_and_wait(script, arguments)
+            try:
+                return list(await self.line.ask(*command, lasting=lasting))
+            except NoScriptError:
+                # A new server, or one that was restarted.
+                await self.line.ask("SCRIPT LOAD", self.text(name))
+                return list(await self.line.ask(*command, lasting=lasting))
 
-    async def _call_and_wait(self, script: AsyncScript, arguments: tuple[Argument, ...]) -> list[Any]:
-        """WAITAOF concerns the writes of its own connection: both commands go down one."""
-        async with self._client.pipeline(transaction=False) as pipe:
-            await script(args=arguments, client=pipe)
-            pipe.execute_command("WAITAOF", 1, 0, int(ANSWER_TIMEOUT_S * 900))
-            answer, waited = await pipe.execute()
-        if int(waited[0]) < 1:
-            raise StoreUnavailableError(
-                "Redis did not write to disk in time; the call can be repeated", retry_after_s=1
-            )
-        return list(answer)
+    def command(self, name: str, *arguments: Argument) -> tuple[Argument, ...]:
+        """Returns what runs a script that the server knows."""
+        return ("EVALSHA", self._digests[name], 0, *arguments)
+
+    def text(self, name: str) -> str:
+        """Returns a script as the server gets it."""
+        return self._texts[name]
