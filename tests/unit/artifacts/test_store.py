@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import os
+import secrets
 import threading
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,13 @@ PASSED = [{"name": "load", "passed": True}]
 @pytest.fixture
 def artifacts(tmp_path: Path) -> ArtifactStore:
     return ArtifactStore(open_store(tmp_path / "store"))
+
+
+@pytest.fixture(params=["directory", "memory"])
+def anywhere(request: pytest.FixtureRequest, tmp_path: Path) -> ArtifactStore:
+    """In a directory and on an object store."""
+    place = tmp_path / "store" if request.param == "directory" else f"memory://bucket/{secrets.token_hex(4)}"
+    return ArtifactStore(open_store(place))
 
 
 def files_of(manifest: Manifest, folder: Path) -> dict[str, Path]:
@@ -58,10 +66,10 @@ def test_an_artifact_lists_once_its_gates_are_passed_and_opens_with_its_files(
     assert hashlib.sha256(path.read_bytes()).hexdigest() == manifest.files[0].sha256
 
 
-def test_a_verdict_on_another_artifact_is_refused(artifacts: ArtifactStore, tmp_path: Path) -> None:
-    manifest = put(artifacts, tmp_path)
+def test_a_verdict_on_another_artifact_is_refused(anywhere: ArtifactStore, tmp_path: Path) -> None:
+    manifest = put(anywhere, tmp_path)
     with pytest.raises(SourceRefusedError):
-        artifacts.pass_gates(manifest, Gates("another", PASSED))
+        anywhere.pass_gates(manifest, Gates("another", PASSED))
 
 
 class Dying(LocalStore):
@@ -128,47 +136,47 @@ def test_two_builders_of_the_same_and_of_different_artifacts_do_not_disturb_each
 
 
 def test_collecting_takes_what_nothing_refers_to_and_is_old_and_nothing_else(
-    artifacts: ArtifactStore, tmp_path: Path
+    anywhere: ArtifactStore, tmp_path: Path
 ) -> None:
-    kept = put(artifacts, tmp_path)
+    kept = put(anywhere, tmp_path)
     orphan = tmp_path / "orphan"
     orphan.write_bytes(b"left by a killed build")
-    artifacts.store.put_file(BLOBS + "0" * 64, orphan)
+    anywhere.store.put_file(BLOBS + "0" * 64, orphan)
     failed = small_manifest(tmp_path, licence="failed")
-    artifacts.add(failed, files_of(failed, tmp_path))
-    assert (collect(artifacts).num_blobs, collect(artifacts).num_manifests) == (0, 0)
-    done = collect(artifacts, now=LATER)
+    anywhere.add(failed, files_of(failed, tmp_path))
+    assert (collect(anywhere).num_blobs, collect(anywhere).num_manifests) == (0, 0)
+    done = collect(anywhere, now=LATER)
     assert (done.num_blobs, done.num_manifests, done.freed_bytes) == (1, 1, orphan.stat().st_size)
-    assert [entry.id for entry in artifacts.list()] == [kept.id]
-    artifacts.open(STEM, kept.id)
+    assert [entry.id for entry in anywhere.list()] == [kept.id]
+    assert anywhere.get(STEM, kept.id) == kept
 
 
 def test_a_removed_artifact_stops_listing_at_once_and_its_bytes_go_with_the_next_collection(
-    artifacts: ArtifactStore, tmp_path: Path
+    anywhere: ArtifactStore, tmp_path: Path
 ) -> None:
-    manifest = put(artifacts, tmp_path)
-    artifacts.remove(STEM, manifest.id)
-    assert list(artifacts.list()) == []
-    assert collect(artifacts, now=LATER).num_blobs == 1
-    assert list(artifacts.store.list()) == []
+    manifest = put(anywhere, tmp_path)
+    anywhere.remove(STEM, manifest.id)
+    assert list(anywhere.list()) == []
+    assert collect(anywhere, now=LATER).num_blobs == 1
+    assert list(anywhere.store.list()) == []
 
 
-def test_a_collector_and_a_builder_step_back_for_each_other(artifacts: ArtifactStore, tmp_path: Path) -> None:
-    with artifacts._lease(), pytest.raises(UnavailableError, match="adding"):
-        collect(artifacts)
-    artifacts.store.create(COLLECTING, b"")
+def test_a_collector_and_a_builder_step_back_for_each_other(anywhere: ArtifactStore, tmp_path: Path) -> None:
+    with anywhere._lease(), pytest.raises(UnavailableError, match="adding"):
+        collect(anywhere)
+    anywhere.store.create(COLLECTING, b"")
     with pytest.raises(UnavailableError, match="cleaned"):
-        put(artifacts, tmp_path)
+        put(anywhere, tmp_path)
     with pytest.raises(UnavailableError, match="already"):
-        collect(artifacts)
+        collect(anywhere)
 
 
-def test_a_collector_that_died_stops_nobody_for_long(artifacts: ArtifactStore, tmp_path: Path) -> None:
-    artifacts.store.create(COLLECTING, b"")
-    artifacts.store.create("leases/dead", b"")
-    collect(artifacts, now=LATER)
-    put(artifacts, tmp_path)
-    assert [stored.key for stored in artifacts.store.list("leases/")] == []
+def test_a_collector_that_died_stops_nobody_for_long(anywhere: ArtifactStore, tmp_path: Path) -> None:
+    anywhere.store.create(COLLECTING, b"")
+    anywhere.store.create("leases/dead", b"")
+    collect(anywhere, now=LATER)
+    put(anywhere, tmp_path)
+    assert [stored.key for stored in anywhere.store.list("leases/")] == []
 
 
 def test_a_manifest_that_can_not_be_read_stops_a_collection_before_anything_goes(
