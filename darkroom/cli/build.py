@@ -41,6 +41,15 @@ def build(
             show_default="where the catalogue says",
         ),
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            metavar="NAME",
+            help="What --source is: the model's repository for a copy, else a name of its own.",
+            show_default=False,
+        ),
+    ] = None,
     device: Annotated[
         str | None, typer.Option("--device", help="cpu or cuda:0, for a builder started here.", show_default="auto")
     ] = None,
@@ -67,6 +76,8 @@ def build(
 
       darkroom build flux.1-dev --scheme fp8 --component text_encoder_2
 
+      darkroom build flux.1-dev --scheme int8 --source mine.safetensors --base me/my-flux
+
       darkroom build wan2.2-t2v-a14b --scheme fp8 --store s3://bucket/checkpoints
     """
     from darkroom.cli.checkpoint_tables import build_report
@@ -74,6 +85,7 @@ def build(
     from darkroom.cli.text import to_json
 
     order = read_order(model, scheme, component, expert, source, float32=float32)
+    order.base = base or ""
     order.skips_gates, order.num_pairs = no_gates, pairs
     environment = {"DARKROOM_BUILDER_DEVICE": device} if device is not None else {}
     if source is not None:

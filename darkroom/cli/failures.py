@@ -34,6 +34,7 @@ OPTIONS = {
     "order.component": "--component",
     "order.expert": "--expert",
     "order.source.kind": "--source",
+    "order.base": "--base",
     "order.num_pairs": "--pairs",
     "checkpoint_id": "CHECKPOINT",
     "repo_id": "OWNER/NAME",

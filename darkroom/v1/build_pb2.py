@@ -29,23 +29,23 @@ from darkroom.v1 import plan_pb2 as darkroom_dot_v1_dot_plan__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64\x61rkroom/v1/build.proto\x12\x0b\x64\x61rkroom.v1\x1a\x1c\x64\x61rkroom/v1/checkpoint.proto\x1a\x18\x64\x61rkroom/v1/device.proto\x1a\x17\x64\x61rkroom/v1/error.proto\x1a\x16\x64\x61rkroom/v1/plan.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xea\x01\n\nBuildOrder\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06scheme\x18\x02 \x01(\x0e\x32\x13.darkroom.v1.Scheme\x12\x11\n\tcomponent\x18\x03 \x01(\t\x12\x0e\n\x06\x65xpert\x18\x04 \x01(\x05\x12-\n\x06source\x18\x05 \x01(\x0b\x32\x1d.darkroom.v1.CheckpointSource\x12.\n\x0c\x63ompute_type\x18\x06 \x01(\x0e\x32\x18.darkroom.v1.ComputeType\x12\x13\n\x0bskips_gates\x18\x07 \x01(\x08\x12\x11\n\tnum_pairs\x18\x08 \x01(\x05\"\x8d\x03\n\x05\x42uild\x12\n\n\x02id\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.darkroom.v1.BuildState\x12&\n\x05order\x18\x03 \x01(\x0b\x32\x17.darkroom.v1.BuildOrder\x12\x12\n\ncomponents\x18\x04 \x03(\t\x12,\n\x08progress\x18\x05 \x01(\x0b\x32\x1a.darkroom.v1.BuildProgress\x12,\n\x0b\x63heckpoints\x18\x06 \x03(\x0b\x32\x17.darkroom.v1.Checkpoint\x12!\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x12.darkroom.v1.Error\x12.\n\ncreated_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inished_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12$\n\x04peak\x18\n \x01(\x0b\x32\x16.darkroom.v1.BuildPeak\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\"\x90\x01\n\rBuildProgress\x12&\n\x05phase\x18\x01 \x01(\x0e\x32\x17.darkroom.v1.BuildPhase\x12\x11\n\tcomponent\x18\x02 \x01(\t\x12\x11\n\tcompleted\x18\x03 \x01(\x03\x12\r\n\x05total\x18\x04 \x01(\x03\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x12\n\nnum_layers\x18\x06 \x01(\x05\"h\n\tBuildPeak\x12\x12\n\nhost_bytes\x18\x01 \x01(\x03\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x03\x12\x14\n\x0c\x64\x65vice_bytes\x18\x03 \x01(\x03\x12\x19\n\x11host_bytes_before\x18\x04 \x01(\x03*\xa8\x01\n\nBuildState\x12\x1b\n\x17\x42UILD_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x42UILD_STATE_QUEUED\x10\x01\x12\x17\n\x13\x42UILD_STATE_RUNNING\x10\x02\x12\x19\n\x15\x42UILD_STATE_SUCCEEDED\x10\x03\x12\x16\n\x12\x42UILD_STATE_FAILED\x10\x04\x12\x19\n\x15\x42UILD_STATE_CANCELLED\x10\x05*\xc7\x01\n\nBuildPhase\x12\x1b\n\x17\x42UILD_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UILD_PHASE_FETCHING\x10\x01\x12\x17\n\x13\x42UILD_PHASE_HASHING\x10\x02\x12\x1a\n\x16\x42UILD_PHASE_QUANTISING\x10\x03\x12\x19\n\x15\x42UILD_PHASE_COMPARING\x10\x04\x12\x19\n\x15\x42UILD_PHASE_PICTURING\x10\x05\x12\x17\n\x13\x42UILD_PHASE_STORING\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64\x61rkroom/v1/build.proto\x12\x0b\x64\x61rkroom.v1\x1a\x1c\x64\x61rkroom/v1/checkpoint.proto\x1a\x18\x64\x61rkroom/v1/device.proto\x1a\x17\x64\x61rkroom/v1/error.proto\x1a\x16\x64\x61rkroom/v1/plan.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf8\x01\n\nBuildOrder\x12\r\n\x05model\x18\x01 \x01(\t\x12#\n\x06scheme\x18\x02 \x01(\x0e\x32\x13.darkroom.v1.Scheme\x12\x11\n\tcomponent\x18\x03 \x01(\t\x12\x0e\n\x06\x65xpert\x18\x04 \x01(\x05\x12-\n\x06source\x18\x05 \x01(\x0b\x32\x1d.darkroom.v1.CheckpointSource\x12.\n\x0c\x63ompute_type\x18\x06 \x01(\x0e\x32\x18.darkroom.v1.ComputeType\x12\x13\n\x0bskips_gates\x18\x07 \x01(\x08\x12\x11\n\tnum_pairs\x18\x08 \x01(\x05\x12\x0c\n\x04\x62\x61se\x18\t \x01(\t\"\x8d\x03\n\x05\x42uild\x12\n\n\x02id\x18\x01 \x01(\t\x12&\n\x05state\x18\x02 \x01(\x0e\x32\x17.darkroom.v1.BuildState\x12&\n\x05order\x18\x03 \x01(\x0b\x32\x17.darkroom.v1.BuildOrder\x12\x12\n\ncomponents\x18\x04 \x03(\t\x12,\n\x08progress\x18\x05 \x01(\x0b\x32\x1a.darkroom.v1.BuildProgress\x12,\n\x0b\x63heckpoints\x18\x06 \x03(\x0b\x32\x17.darkroom.v1.Checkpoint\x12!\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x12.darkroom.v1.Error\x12.\n\ncreated_at\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x66inished_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12$\n\x04peak\x18\n \x01(\x0b\x32\x16.darkroom.v1.BuildPeak\x12\x0e\n\x06\x64\x65vice\x18\x0b \x01(\t\"\x90\x01\n\rBuildProgress\x12&\n\x05phase\x18\x01 \x01(\x0e\x32\x17.darkroom.v1.BuildPhase\x12\x11\n\tcomponent\x18\x02 \x01(\t\x12\x11\n\tcompleted\x18\x03 \x01(\x03\x12\r\n\x05total\x18\x04 \x01(\x03\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\x12\x12\n\nnum_layers\x18\x06 \x01(\x05\"h\n\tBuildPeak\x12\x12\n\nhost_bytes\x18\x01 \x01(\x03\x12\x16\n\x0eresident_bytes\x18\x02 \x01(\x03\x12\x14\n\x0c\x64\x65vice_bytes\x18\x03 \x01(\x03\x12\x19\n\x11host_bytes_before\x18\x04 \x01(\x03*\xa8\x01\n\nBuildState\x12\x1b\n\x17\x42UILD_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12\x42UILD_STATE_QUEUED\x10\x01\x12\x17\n\x13\x42UILD_STATE_RUNNING\x10\x02\x12\x19\n\x15\x42UILD_STATE_SUCCEEDED\x10\x03\x12\x16\n\x12\x42UILD_STATE_FAILED\x10\x04\x12\x19\n\x15\x42UILD_STATE_CANCELLED\x10\x05*\xc7\x01\n\nBuildPhase\x12\x1b\n\x17\x42UILD_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42UILD_PHASE_FETCHING\x10\x01\x12\x17\n\x13\x42UILD_PHASE_HASHING\x10\x02\x12\x1a\n\x16\x42UILD_PHASE_QUANTISING\x10\x03\x12\x19\n\x15\x42UILD_PHASE_COMPARING\x10\x04\x12\x19\n\x15\x42UILD_PHASE_PICTURING\x10\x05\x12\x17\n\x13\x42UILD_PHASE_STORING\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'darkroom.v1.build_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_BUILDSTATE']._serialized_start=1069
-  _globals['_BUILDSTATE']._serialized_end=1237
-  _globals['_BUILDPHASE']._serialized_start=1240
-  _globals['_BUILDPHASE']._serialized_end=1439
+  _globals['_BUILDSTATE']._serialized_start=1083
+  _globals['_BUILDSTATE']._serialized_end=1251
+  _globals['_BUILDPHASE']._serialized_start=1254
+  _globals['_BUILDPHASE']._serialized_end=1453
   _globals['_BUILDORDER']._serialized_start=179
-  _globals['_BUILDORDER']._serialized_end=413
-  _globals['_BUILD']._serialized_start=416
-  _globals['_BUILD']._serialized_end=813
-  _globals['_BUILDPROGRESS']._serialized_start=816
-  _globals['_BUILDPROGRESS']._serialized_end=960
-  _globals['_BUILDPEAK']._serialized_start=962
-  _globals['_BUILDPEAK']._serialized_end=1066
+  _globals['_BUILDORDER']._serialized_end=427
+  _globals['_BUILD']._serialized_start=430
+  _globals['_BUILD']._serialized_end=827
+  _globals['_BUILDPROGRESS']._serialized_start=830
+  _globals['_BUILDPROGRESS']._serialized_end=974
+  _globals['_BUILDPEAK']._serialized_start=976
+  _globals['_BUILDPEAK']._serialized_end=1080
 # @@protoc_insertion_point(module_scope)

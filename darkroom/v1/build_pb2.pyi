@@ -114,6 +114,7 @@ class BuildOrder(google.protobuf.message.Message):
     COMPUTE_TYPE_FIELD_NUMBER: builtins.int
     SKIPS_GATES_FIELD_NUMBER: builtins.int
     NUM_PAIRS_FIELD_NUMBER: builtins.int
+    BASE_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name or alias of a model in the catalogue."""
     scheme: darkroom.v1.device_pb2.Scheme.ValueType
@@ -128,6 +129,10 @@ class BuildOrder(google.protobuf.message.Message):
     """True builds and stores without gates: nothing is listed until the same build without this has run them."""
     num_pairs: builtins.int
     """Pairs of pictures in the gates; 0 for the catalogue's number."""
+    base: builtins.str
+    """What a source of its own is, "owner/name": the catalogue's model where it is a copy of that, and a name of its own
+    where it is not, so that it never stands in for the catalogue's. Needed with a path; empty means the repository's name.
+    """
     @property
     def source(self) -> darkroom.v1.checkpoint_pb2.CheckpointSource:
         """Where the dense weights are, instead of where the catalogue says: a folder, a repository, or one file."""
@@ -143,9 +148,10 @@ class BuildOrder(google.protobuf.message.Message):
         compute_type: darkroom.v1.plan_pb2.ComputeType.ValueType = ...,
         skips_gates: builtins.bool = ...,
         num_pairs: builtins.int = ...,
+        base: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["source", b"source"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["component", b"component", "compute_type", b"compute_type", "expert", b"expert", "model", b"model", "num_pairs", b"num_pairs", "scheme", b"scheme", "skips_gates", b"skips_gates", "source", b"source"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["base", b"base", "component", b"component", "compute_type", b"compute_type", "expert", b"expert", "model", b"model", "num_pairs", b"num_pairs", "scheme", b"scheme", "skips_gates", b"skips_gates", "source", b"source"]) -> None: ...
 
 global___BuildOrder = BuildOrder
 

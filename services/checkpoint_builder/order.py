@@ -6,6 +6,7 @@ before anything is fetched; the recipe is the catalogue's own, which the runtime
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,7 @@ SCHEMES = (
 )
 BFLOAT16 = plan_pb2.COMPUTE_TYPE_BFLOAT16
 DENOISER = plan_pb2.COMPONENT_ROLE_DENOISER
+BASE = re.compile(r"[A-Za-z0-9_][\w.-]*(/[A-Za-z0-9_][\w.-]*)?")
 SOURCE_KINDS = (
     checkpoint_pb2.CHECKPOINT_KIND_UNSPECIFIED,
     checkpoint_pb2.CHECKPOINT_KIND_DENSE,
@@ -81,7 +83,7 @@ def read_order(order: build_pb2.BuildOrder, catalogue: Catalogue, settings: Buil
     full.CopyFrom(order)
     full.model, full.compute_type = variant.name, order.compute_type or BFLOAT16
     _check_source(order.source, catalogue, settings)
-    base = variant.source.repo_id or variant.source.bundled
+    base = full.base = _base(order, variant)
     return Task(full, variant, base, tuple(_part(full, catalogue, variant, base, name) for name in names))
 
 
@@ -90,6 +92,19 @@ def _component_names(order: build_pb2.BuildOrder, variant: Variant) -> list[str]
         return [order.component]
     denoisers = [name for name, part in variant.components.items() if part.role == DENOISER]
     return denoisers[order.expert - 1 : order.expert] if order.expert > 0 else denoisers
+
+
+def own_base(variant: Variant) -> str:
+    """Returns what a catalogue's model is called as a base: its repository, or its name where it is bundled."""
+    return variant.source.repo_id or variant.source.bundled
+
+
+def _base(order: build_pb2.BuildOrder, variant: Variant) -> str:
+    """A fine-tuned copy must never stand in for its model, so a source of its own has a name of its own."""
+    own = own_base(variant)
+    if order.base or order.source.WhichOneof("location") is None:
+        return order.base or own
+    return own if order.source.repo_id in (own, variant.mirror) else order.source.repo_id
 
 
 def _problems(order: build_pb2.BuildOrder, variant: Variant, names: Sequence[str]) -> dict[str, str]:
@@ -110,6 +125,14 @@ def _problems(order: build_pb2.BuildOrder, variant: Variant, names: Sequence[str
         problems["order.source.kind"] = "a checkpoint is made of dense weights or of a single file of them"
     if order.source.kind == checkpoint_pb2.CHECKPOINT_KIND_SINGLE_FILE and len(names) != 1:
         problems["order.expert"] = "must be set: one file holds one expert"
+    own = own_base(variant)
+    place = order.source.WhichOneof("location")
+    if place == "path" and not order.base:
+        problems["order.base"] = f"is needed with a path: {own} if the source is a copy of that, else a name of its own"
+    elif place is None and order.base not in ("", own):
+        problems["order.base"] = f"is {order.base[:80]!r} without a source of its own; leave it out"
+    elif order.base and not BASE.fullmatch(order.base):
+        problems["order.base"] = f"{order.base[:80]!r} is no name; write owner/name"
     if not 0 <= order.num_pairs <= 64:
         problems["order.num_pairs"] = f"is {order.num_pairs}; send 0 for the catalogue's number, or 1 to 64"
     return problems

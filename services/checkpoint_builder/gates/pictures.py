@@ -7,6 +7,7 @@ picture counts as the checkpoint's only if the worker says that it was loaded fr
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ from darkroom.v1 import (
 )
 from services.checkpoint_builder.config import BuilderSettings
 from services.checkpoint_builder.gates.services import Services, running_services
-from services.checkpoint_builder.order import Part, Task
+from services.checkpoint_builder.order import Part, Task, own_base
 
 NONE = device_pb2.SCHEME_NONE
 CPU = device_pb2.DEVICE_KIND_CPU
@@ -107,7 +108,7 @@ async def paint_pairs(
         session.pairs[0].rerun = await _paint(services, task, "rerun", items[0])
         painted("dense, again")
         request = _request(task, device, await services.inspect(task.variant.name), made, folder)
-        loaded = await services.load(request)
+        loaded = await services.load(request, functools.partial(_name_base, task))
         session.loaded = _check_loaded(loaded, made)
         for pair, item in zip(session.pairs, items, strict=True):
             pair.quantised = await _paint(services, task, "quantised", item)
@@ -197,15 +198,21 @@ def _artifact(task: Task, part: Part, made: LocalArtifact, folder: Path | None) 
         file=part.stem + MANIFEST_SUFFIX,
         artifact_id=made.manifest.id,
         size_bytes=made.manifest.size_bytes,
-        bases=[task.base],
     )
     return checkpoint_pb2.Artifact(
-        base=task.base,
+        base=own_base(task.variant),
         component=part.name,
         scheme=part.scheme,  # type: ignore[arg-type]
         source=source,
         compute_type=COMPUTE_WORDS[part.compute_type],
     )
+
+
+def _name_base(task: Task, plan: plan_pb2.Plan) -> None:
+    """Lets the worker take a checkpoint of a source with a name of its own, which no planner offers by itself."""
+    for part in plan.components:
+        if part.source.artifact_id:
+            part.source.bases.append(task.base)
 
 
 def _check_loaded(loaded: worker_pb2.LoadedModel, made: Mapping[str, LocalArtifact]) -> str:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,10 +60,18 @@ class Services:
         nearest = next((item.reason.sentence for item in answer.no_fit.candidates), "no candidate")
         raise NothingFitsError(f"{request.model} does not fit this device: {nearest}")
 
-    async def load(self, request: planner_service_pb2.PlanRequest) -> worker_pb2.LoadedModel:
-        """Plans and loads, planning once more where the worker's own reading asks for it. Raises DarkroomError."""
+    async def load(
+        self, request: planner_service_pb2.PlanRequest, adjust: Callable[[plan_pb2.Plan], None] = lambda plan: None
+    ) -> worker_pb2.LoadedModel:
+        """Plans and loads, planning once more where the worker's own reading asks for it. Raises DarkroomError.
+
+        Args:
+            request: to the planner.
+            adjust: changes a plan before it is loaded.
+        """
         for is_replanned in (False, True):
             plan = await self.plan(request)
+            adjust(plan)
             call = worker_service_pb2.LoadRequest(plan=plan, replanned=is_replanned)
             with _told():
                 async for answer in self.worker.Load(call):

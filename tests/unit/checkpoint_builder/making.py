@@ -19,7 +19,7 @@ from services.checkpoint_builder.config import BuilderSettings
 from services.checkpoint_builder.making.component import Dense, make, open_dense
 from services.checkpoint_builder.making.identity import check_identity
 from services.checkpoint_builder.making.source import find_source
-from services.checkpoint_builder.order import Task, read_order
+from services.checkpoint_builder.order import Task, own_base, read_order
 
 CPU = torch.device("cpu")
 CATALOGUE = load_catalogue()
@@ -33,6 +33,7 @@ def task_of(
     order = build_pb2.BuildOrder(model=model, scheme=scheme, component=component, **fields)  # type: ignore[arg-type]
     if not order.source.path:
         order.source.kind, order.source.path = checkpoint_pb2.CHECKPOINT_KIND_DENSE, str(folder)
+    order.base = order.base or own_base(CATALOGUE.find(model))
     places = {folder.parent, Path(order.source.path).parent}
     settings = BuilderSettings(builder_source_paths=os.pathsep.join(map(str, places)), data_dir=folder.parent / "data")
     task = read_order(order, CATALOGUE, settings)

@@ -184,3 +184,14 @@ def test_weights_in_another_type_are_held_as_the_runtime_holds_them(pipelines: P
         header = json.loads(opened_file.read(length))
     assert header["proj_out.weight"]["dtype"] == "F32"
     assert dense.tensors.get("proj_out.weight").dtype == torch.bfloat16
+
+
+def test_a_source_with_a_name_of_its_own_never_stands_in_for_the_catalogues(pipelines: Path, tmp_path: Path) -> None:
+    folder = folder_of(pipelines, FLUX)
+    task, settings = task_of(FLUX, folder, INT8, base="me/my-flux")
+    manifest = built(task, settings, tmp_path / "made")
+    assert (manifest.base, manifest.source) == ("me/my-flux", "local")
+    assert [file.name for file in manifest.files] == ["my-flux-INT8.safetensors"]
+    copy = built(*task_of(FLUX, folder, INT8), tmp_path / "copy")
+    assert copy.base == "black-forest-labs/FLUX.1-schnell"
+    assert [file.sha256 for file in copy.files] == [file.sha256 for file in manifest.files]
