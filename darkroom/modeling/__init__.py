@@ -2,5 +2,6 @@
 
 filters         which layers a recipe quantises: the one answer, for live models and for names and shapes alike
 skeleton        an architecture on the meta device: shapes without memory
+artifacts       components that were quantised beforehand: written tensor by tensor, read straight to their device
 measure_family  counts every architecture of the catalogue with that filter and writes `weights.toml`
 """
