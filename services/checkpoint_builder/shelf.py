@@ -84,8 +84,8 @@ class Shelf:
         return self.artifacts.gates(stem_of(manifest.base, manifest.component, manifest.scheme), manifest.id)
 
     def keep(self, manifest: Manifest, files: Mapping[str, Path], sheet: Path | None) -> None:
-        """Stores a checkpoint whole, not listed yet. Raises OSError, UnavailableError."""
-        self.artifacts.add(manifest, files)
+        """Stores a checkpoint whole, not listed yet, and takes its files. Raises OSError, UnavailableError."""
+        self.artifacts.add(manifest, files, moves=True)
         if sheet is not None:
             self.artifacts.store.put_file(sheet_key(manifest.id), sheet)
 
