@@ -32,8 +32,9 @@ from services.worker.engine_process import EngineProcess
 from services.worker.keeper import EngineKeeper
 from services.worker.lifecycle import EMPTY, GENERATING, LOADING, READY, UNLOADING, Lifecycle
 from services.worker.loads import Load
-from services.worker.plan_checks import check_call, contradiction, fallbacks, plan_that_fits
+from services.worker.run_checks import check_call
 from services.worker.runs import Run
+from services.worker.settled import contradiction, fallbacks, plan_that_fits
 from services.worker.watchdog import ProgressWatch
 
 # An engine that still holds more than this after an unload is replaced: only a process's end really gives memory back.

@@ -1,4 +1,4 @@
-"""Whether a plan can be executed here, asked before anything is evicted; and whether a settled reading still agrees.
+"""Whether a plan can be executed here, asked before anything is evicted.
 
 Knows nothing of the catalogue but who is trusted, and nothing of torch. Invariant: a check that
 fails has changed nothing.
@@ -12,11 +12,10 @@ from pathlib import Path
 from darkroom.rpc.errors import (
     CorruptCheckpointError,
     InvalidRequestError,
-    OutOfMemoryError,
     PlanRefusedError,
     SourceRefusedError,
 )
-from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, worker_pb2
+from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2
 from services.worker.artifact_sources import HOSTED, find_local, is_artifact
 from services.worker.checkpoint_files import check_component_folder, check_pipeline_folder, check_skeleton_folder
 from services.worker.component_files import FILE_KINDS, read_file_header, source_file
@@ -141,78 +140,6 @@ def check_schemes(plan: plan_pb2.Plan, device: device_pb2.Device | None) -> None
             raise PlanRefusedError(f"{name} was not seen to run on this worker's device; plan with its own status")
         if not probe.works:
             raise PlanRefusedError(f"{name} failed its trial on this worker's device: {probe.reason}")
-
-
-def contradiction(plan: plan_pb2.Plan, device: device_pb2.Device) -> str:
-    """Says why `plan` does not fit the settled reading by its own arithmetic; empty where it does.
-
-    The limit is the planner's: (total - foreign - reserve) * fill limit, with the settled foreign bytes.
-    """
-    need, reading = plan.memory, device.memory
-    if not need.required_bytes or not reading.total_bytes:
-        return ""
-    budget = reading.total_bytes - reading.foreign_bytes - need.reserve_bytes
-    limit = int(budget * (need.fill_limit or 1.0))
-    if need.required_bytes <= limit:
-        return ""
-    return (
-        f"{need.required_bytes} bytes are required and {limit} may be used: {reading.free_bytes} are free of "
-        f"{reading.total_bytes}, {reading.foreign_bytes} held by others"
-    )
-
-
-def plan_that_fits(plan: plan_pb2.Plan, device: device_pb2.Device) -> plan_pb2.Plan:
-    """Returns the plan, or its first out-of-memory fallback that the settled reading has room for at all.
-
-    Raises:
-        OutOfMemoryError: none has, with the numbers.
-    """
-    reading = device.memory
-    available = reading.total_bytes - reading.foreign_bytes
-    for candidate in (plan, *fallbacks(plan, plan_pb2.FALLBACK_TRIGGER_OUT_OF_MEMORY)):
-        if not reading.total_bytes or candidate.memory.required_bytes <= available:
-            return candidate
-    raise OutOfMemoryError(
-        f"{plan.model} needs {plan.memory.required_bytes} bytes and {available} are available, "
-        f"{reading.foreign_bytes} being held by others; no fallback of the plan needs less than that",
-        needed_bytes=plan.memory.required_bytes,
-        available_bytes=available,
-        foreign_bytes=reading.foreign_bytes,
-    )
-
-
-def fallbacks(plan: plan_pb2.Plan, trigger: int) -> list[plan_pb2.Plan]:
-    """Plans that follow a failure of this kind, in order."""
-    return [item.plan for item in plan.fallbacks if item.trigger == trigger]
-
-
-def check_items(items: list[worker_pb2.RunItem]) -> None:
-    """Raises InvalidRequestError unless there are items, named apart, complete, and of one size, steps and guidance."""
-    problems: dict[str, str] = {}
-    if not items:
-        problems["items"] = "at least one is needed"
-    if len({item.job_id for item in items}) != len(items) or any(not item.job_id for item in items):
-        problems["items.job_id"] = "each needs a name of its own"
-    for place, item in enumerate(items):
-        for field in ("width", "height", "steps", "guidance", "seed"):
-            if not item.request.HasField(field):  # type: ignore[arg-type]
-                problems[f"items[{place}].request.{field}"] = "a run's requests have every field filled in"
-    if len({_shape(item) for item in items}) > 1:
-        problems["items.request"] = "items of one run share size, steps and guidance"
-    if problems:
-        raise InvalidRequestError(problems)
-
-
-def check_call(plan: plan_pb2.Plan) -> None:
-    """Raises InvalidRequestError if requests can't bring what the pipeline is called with."""
-    if plan.call.needs_image:
-        text = f"{plan.model} changes a picture that the request brings, and requests can't bring one yet"
-        raise InvalidRequestError({"items.request": text})
-
-
-def _shape(item: worker_pb2.RunItem) -> tuple[float, ...]:
-    request = item.request
-    return (request.width, request.height, request.steps, request.guidance)
 
 
 def _check_own_source(

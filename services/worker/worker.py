@@ -36,7 +36,8 @@ from services.worker.inspection import Inspector
 from services.worker.lifecycle import LOADING, READY, UNLOADING
 from services.worker.loads import Load
 from services.worker.owner import DeviceOwner, not_loaded
-from services.worker.plan_checks import check_items, check_plan, check_schemes
+from services.worker.plan_checks import check_plan, check_schemes
+from services.worker.run_checks import check_items
 from services.worker.runs import Run, Shelf
 
 # Status answers within 100 ms, whatever the engine does; a fresh reading gets half of that.

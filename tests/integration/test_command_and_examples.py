@@ -74,6 +74,17 @@ def test_the_command_makes_shows_and_saves_pictures(stack: RunningStack, tmp_pat
     assert "succeeded" in darkroom(stack, tmp_path, "jobs", "watch", job["id"])
 
 
+def test_random_weights_measure_the_device_and_never_paint_for_those_who_did_not_ask(
+    stack: RunningStack, tmp_path: Path
+) -> None:
+    apple = ("generate", "a red apple", "--seed", "7", "--steps", "2", "--output")
+    darkroom(stack, tmp_path, *apple, "before.png")
+    darkroom(stack, tmp_path, *apple, "noise.png", "--source", "random")
+    darkroom(stack, tmp_path, *apple, "after.png")
+    before, noise, after = [(tmp_path / f"{name}.png").read_bytes() for name in ("before", "noise", "after")]
+    assert before == after != noise
+
+
 def test_the_command_tells_models_plan_and_status(stack: RunningStack, tmp_path: Path) -> None:
     assert "emoji" in darkroom(stack, tmp_path, "models")
     plan = darkroom(stack, tmp_path, "plan", "emoji")

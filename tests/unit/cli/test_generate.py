@@ -14,7 +14,7 @@ import pytest
 from darkroom.cli.png import read_pixels
 from darkroom.client import errors
 from darkroom.client.fakes import FakeGateway
-from darkroom.v1 import device_pb2, generation_pb2, job_pb2, plan_pb2
+from darkroom.v1 import checkpoint_pb2, device_pb2, generation_pb2, job_pb2, plan_pb2
 from tests.unit.cli.conftest import Command
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -86,6 +86,17 @@ def test_every_option_reaches_the_gateway(darkroom: Command, gateway: FakeGatewa
         format=generation_pb2.OUTPUT_FORMAT_PNG,
         preferences=plan_pb2.PlanPreferences(scheme=device_pb2.SCHEME_INT8),
     )
+
+
+def test_random_weights_are_asked_for_by_name_and_nothing_else_is_a_source(
+    darkroom: Command, gateway: FakeGateway
+) -> None:
+    assert darkroom("generate", "a cat", "--source", "random").exit_code == 0
+    (job,) = gateway.jobs.values()
+    assert job.record.request.preferences.source.kind == checkpoint_pb2.CHECKPOINT_KIND_RANDOM
+    ran = darkroom("generate", "a cat", "--source", "elsewhere")
+    assert ran.exit_code == 2
+    assert "'elsewhere' is none of random" in ran.err
 
 
 def test_one_failure_of_several_is_told_and_the_rest_is_saved(
