@@ -42,6 +42,7 @@ from services.worker.engine.probing.probes import Probes
 from services.worker.engine.reporting import ItemReporter, LoadReporter
 from services.worker.plan_checks import check_plan
 
+CATALOGUE = load_catalogue()
 SCHEMES = ("NONE", "FP8_STORAGE", "INT8", "FP8", "MXFP8", "NVFP4")
 TIERS = ("NONE", "ENCODERS", "GROUP", "MODEL", "SEQUENTIAL")
 # What to paint, and what the nearest training picture should be called.
@@ -60,7 +61,7 @@ def planned(device: device_pb2.Device, scheme: str, tier: str) -> plan_pb2.Plan:
         scheme=device_pb2.Scheme.Value(f"SCHEME_{scheme}"), speed_mode=plan_pb2.SPEED_MODE_OFF
     )
     request = planner_service_pb2.PlanRequest(model="emoji", device=device, preferences=wishes)
-    plan = make_plan(request, load_catalogue()).plan
+    plan = make_plan(request, CATALOGUE).plan
     plan.offload = plan_pb2.OffloadTier.Value(f"OFFLOAD_TIER_{tier}")
     plan.streams_text_encoders = tier == "SEQUENTIAL"
     return plan
