@@ -25,7 +25,7 @@ from darkroom.v1 import cluster_service_pb2_grpc, generation_service_pb2_grpc, m
 
 T = TypeVar("T")
 # Another gateway, or the same one a little later, can answer these; other failures are answers.
-BRIDGED_REASONS = ("UNAVAILABLE", "DRAINING", "STORE_UNAVAILABLE")
+BRIDGED_REASONS = ("UNAVAILABLE", "DRAINING", "STORE_UNAVAILABLE", "OUTPUTS_UNAVAILABLE")
 TENANT_KEY = "x-darkroom-tenant"
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 2.0

@@ -42,6 +42,8 @@ NUM_CONFLICTS = 5
 CONFLICT_PAUSE_S = 0.2
 TIMES = ("LastModified", "mtime", "updated", "last_modified")
 PROBE = "_conditional-write-probe"
+# botocore waits a minute for a server that says nothing, five times, and s3fs repeats that five times.
+S3_LIMITS = {"connect_timeout": 5, "read_timeout": 30, "retries": {"total_max_attempts": 2}}
 _memory_lock = threading.Lock()
 
 
@@ -60,8 +62,7 @@ class ObjectStore(Store):
         if not rest.strip("/"):
             raise ValueError(f"{url!r} names no bucket: {protocol}://BUCKET/FOLDER is needed")
         try:
-            options: dict[str, Any] = {} if protocol == "memory" else {"use_listings_cache": False}
-            self._files: Any = fsspec.filesystem(protocol, skip_instance_cache=True, **options)
+            self._files: Any = fsspec.filesystem(protocol, skip_instance_cache=True, **_options(protocol))
         except ImportError as missing:
             text = f"{url!r} needs a package that is not installed: pip install '{CONDITIONAL[protocol]}'"
             raise ImportError(text) from missing
@@ -203,6 +204,12 @@ class ObjectStore(Store):
             raise
         except Exception as fault:
             raise OSError(f"{self.url}: {type(fault).__name__}: {fault}") from fault
+
+
+def _options(protocol: str) -> dict[str, Any]:
+    if protocol == "memory":
+        return {}
+    return {"use_listings_cache": False, **({"config_kwargs": S3_LIMITS} if protocol in ("s3", "s3a") else {})}
 
 
 def _code(fault: OSError) -> str:

@@ -282,7 +282,7 @@ async def test_a_gateway_with_a_full_disk_adopts_nothing_and_says_why_jobs_wait(
     waiting = await scene.submit("waits", gateway=0)
     await asyncio.sleep(3 * LEASE_S)
     assert not said(full, running)
-    assert "can't be" in (await scene.get(waiting)).progress.detail
+    assert "File too large" in (await scene.get(waiting)).progress.detail
     full.limit_files(None)
     jobs = await scene.finish(running, waiting)
     assert {job.state for job in jobs} == {SUCCEEDED}

@@ -8,12 +8,14 @@ import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from darkroom.rpc.errors import DarkroomError
 from darkroom.rpc.serving import Health
 from darkroom.storage import Store, open_store
 from darkroom.v1 import generation_pb2, job_pb2
+from darkroom.v1.generation_service_pb2 import DownloadOutputRequest
 from services.gateway.application import open_gateway
 from services.gateway.housekeeping import expire, sweep
 from services.gateway.outputs import Outputs
@@ -24,7 +26,7 @@ from services.gateway.store.jobs import Jobs
 from services.gateway.store.record import Claim
 from services.gateway.workers.client import PlannerClient
 from services.gateway.workers.pool import Pool
-from tests.contract.house import download, finish, settings_for, submit, until_state
+from tests.contract.house import code_of, download, finish, settings_for, submit, until_state
 from tests.fakes.gateway import serve_gateway
 from tests.fakes.planner import FakePlanner, serve_planner
 from tests.fakes.redis import open_jobs, serve_redis
@@ -140,21 +142,22 @@ async def test_outputs_that_can_not_be_used_are_named_at_the_start(tmp_path: Pat
 
 
 async def test_while_the_bucket_is_away_jobs_wait_and_when_it_is_back_they_are_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     trouble: set[str] = set()
     with s3_bucket(is_away=lambda: bool(trouble)) as url:
         async with two_gateways(tmp_path, url, FakeWorker()) as (first, _, means):
-            await finish(first.stubs, (await submit(first.stubs)).id)
+            early = await finish(first.stubs, (await submit(first.stubs)).id)
             trouble.add("away")
             ids = [(await submit(first.stubs)).id for _ in range(4)]
-            await asyncio.sleep(8.0)
+            reading = await code_of(first.stubs.jobs.DownloadOutput(DownloadOutputRequest(job_id=early.id), timeout=20))
+            assert reading == (grpc.StatusCode.UNAVAILABLE, "OUTPUTS_UNAVAILABLE")
+            await asyncio.sleep(3.0)
             jobs = [await means.jobs.get(job_id) for job_id in ids]
             assert {job.state for job in jobs} <= {job_pb2.JOB_STATE_QUEUED, job_pb2.JOB_STATE_RUNNING}
             # Each of the two gateways took one job until it knew; the others were not touched.
             assert sum(len(job.failed_attempts) for job in jobs) <= 2
             trouble.clear()
+            assert len((await download(first.stubs, early.id))[1]) == early.output.size_bytes
             ended = [await finish(first.stubs, job_id) for job_id in ids]
             assert {job.state for job in ended} == {SUCCEEDED}
-            assert len((await download(first.stubs, ids[0]))[1]) == ended[0].output.size_bytes

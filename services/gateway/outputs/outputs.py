@@ -32,6 +32,7 @@ class Outputs:
         self._store = store
         # Why no file can be stored now, "" where one can; set by whoever could not store his.
         self.problem = ""
+        self._is_trying = False
 
     async def open(self) -> str:
         """Returns the store's id, which is made up and kept there where it has none. Raises OSError."""
@@ -59,11 +60,16 @@ class Outputs:
         await asyncio.to_thread(self._delete, job_id, None, counter)
 
     async def has_room(self) -> bool:
-        """Tries whether a file can be stored, if the last one could not."""
-        if self.problem:
-            with contextlib.suppress(OSError):
+        """Tries whether a file can be stored, if the last one could not; one try at a time, whoever asks."""
+        if self.problem and not self._is_trying:
+            self._is_trying = True
+            try:
                 await asyncio.to_thread(self._try_to_store)
                 self.problem = ""
+            except OSError as fault:
+                self.problem = f"no output can be stored: {fault.strerror or fault}"
+            finally:
+                self._is_trying = False
         return not self.problem
 
     def old_files(self, count: int, age_s: float = ORPHAN_AGE_S) -> Iterator[list[tuple[str, int]]]:
