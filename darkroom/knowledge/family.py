@@ -128,6 +128,9 @@ class SchemeRule:
     bytes_per_parameter: float
     min_features: int = 0
     min_rows: int = 0
+    # Layers of more input features have a least number of rows of their own.
+    wide_in_features: int = 0
+    wide_min_rows: int = 0
     feature_multiple: int = 1
     requires_bfloat16: bool = False
     activation_floor: float = 0.0

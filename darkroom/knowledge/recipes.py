@@ -22,6 +22,8 @@ def recipe_of(rule: SchemeRule, architecture: Architecture, scheme: Scheme) -> p
         exclude_exactly=rule.exclude_exactly,
         pad_names=architecture.pad.get(scheme, ()),
         min_rows=rule.min_rows,
+        wide_in_features=rule.wide_in_features,
+        wide_min_rows=rule.wide_min_rows,
         feature_multiple=rule.feature_multiple,
         requires_bfloat16=rule.requires_bfloat16,
         activation_floor=rule.activation_floor,

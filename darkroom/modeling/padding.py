@@ -1,8 +1,8 @@
-"""Layers that may see too few rows for a kernel: their input is padded then, which changes no bit of the rows.
+"""Layers that may see too few rows for a kernel: their input is padded then, and the rows beyond are cut off.
 
-`torch._int_mm` takes more than 16 rows on a GPU. Layers that see one row a picture, streams of short prompts, pictures
-of few tokens and experts that few tokens choose are all below that at times. Letters: R rows, K input features.
-Invariant: a guarded layer gives for each row, bit for bit, what it gives within a full batch.
+`torch._int_mm` takes more than 16 rows on a GPU, and cuBLAS has no float8 kernel for wide layers with few. Layers that
+see one row a picture, streams of short prompts, pictures of few tokens and experts that few tokens choose are all below
+that at times. Letters: R rows, K input features. Invariant: a row's result rests on that row alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-# Next multiple of 16 above the least that the kernel takes.
-PADDED_ROWS = 32
+# To how many rows: whole tiles of the kernels.
+PADDED_ROWS, WIDE_PADDED_ROWS = 32, 512
 PROVEN_ROWS = (1, 13, 16)
 
 
@@ -24,6 +24,7 @@ def guard_rows(layer: nn.Module, min_rows: int) -> None:
     if not min_rows:
         return
     layer._darkroom_min_rows = min_rows  # type: ignore[assignment]
+    layer._darkroom_padded_rows = PADDED_ROWS if min_rows <= PADDED_ROWS else WIDE_PADDED_ROWS  # type: ignore[assignment]
     # By its forward and not by hooks: a compiler sees a branch on a shape, and nothing that is written.
     layer.forward = types.MethodType(_guarded, layer)  # type: ignore[method-assign]
 
@@ -34,7 +35,8 @@ def pad_rows(layer: nn.Module, min_rows: int, compute_type: torch.dtype) -> bool
     guard_rows(layer, min_rows)
     if _is_exact(layer, compute_type):
         return True
-    del layer.__dict__["forward"], layer.__dict__["_darkroom_min_rows"]
+    for name in ("forward", "_darkroom_min_rows", "_darkroom_padded_rows"):
+        del layer.__dict__[name]
     return False
 
 
@@ -43,7 +45,7 @@ def _guarded(self: Any, values: torch.Tensor) -> torch.Tensor:
     plain = type(self).forward
     if num_rows == 0 or num_rows >= self._darkroom_min_rows:
         return plain(self, values)  # type: ignore[no-any-return]
-    padded_RK = nn.functional.pad(values.reshape(num_rows, -1), (0, 0, 0, PADDED_ROWS - num_rows))
+    padded_RK = nn.functional.pad(values.reshape(num_rows, -1), (0, 0, 0, self._darkroom_padded_rows - num_rows))
     return plain(self, padded_RK)[:num_rows].reshape(*values.shape[:-1], -1)  # type: ignore[no-any-return]
 
 

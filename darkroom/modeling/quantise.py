@@ -132,7 +132,7 @@ def quantise_layer(
     dense: Any = layer.weight
     _convert(layer.to(device), scheme, recipe)
     if not any(part in name for part in recipe.pad_names):
-        guard_rows(layer, recipe.min_rows)
+        guard_rows(layer, _least_rows(layer, recipe))
         return Layer.QUANTISED
     if pad_rows(layer, recipe.min_rows, compute_type):
         return Layer.PADDED
@@ -161,12 +161,18 @@ def adopt(module: nn.Module, scheme: int, recipe: plan_pb2.QuantisationRecipe, c
         if scheme in (MXFP8, NVFP4):
             settle(layer.weight.data, scheme, recipe)
         if not any(part in name for part in recipe.pad_names):
-            guard_rows(layer, recipe.min_rows)
+            guard_rows(layer, _least_rows(layer, recipe))
         elif not pad_rows(layer, recipe.min_rows, compute_type):
             raise SourceRefusedError(f"padding the rows of {name} is not exact on this device, so it has to be dense")
     if scheme == STORAGE:
         _pin_dtype(module, compute_type)
     setattr(module, DONE_MARK, True)
+
+
+def _least_rows(layer: nn.Module, recipe: plan_pb2.QuantisationRecipe) -> int:
+    """How many rows a layer's kernel takes at least."""
+    is_wide = recipe.wide_in_features and getattr(layer, "in_features", 0) > recipe.wide_in_features
+    return recipe.wide_min_rows if is_wide else recipe.min_rows
 
 
 def _convert(layer: nn.Module, scheme: int, recipe: plan_pb2.QuantisationRecipe) -> None:

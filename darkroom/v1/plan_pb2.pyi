@@ -851,6 +851,8 @@ class QuantisationRecipe(google.protobuf.message.Message):
     PAD_NAMES_FIELD_NUMBER: builtins.int
     TAKES_CONVOLUTIONS_FIELD_NUMBER: builtins.int
     WEIGHT_ONLY_FIELD_NUMBER: builtins.int
+    WIDE_IN_FEATURES_FIELD_NUMBER: builtins.int
+    WIDE_MIN_ROWS_FIELD_NUMBER: builtins.int
     min_features: builtins.int
     """Least input and output features of a layer."""
     min_rows: builtins.int
@@ -867,6 +869,10 @@ class QuantisationRecipe(google.protobuf.message.Message):
     """Convolutions too, not linear layers alone."""
     weight_only: builtins.bool
     """NVFP4 only: weights are kept so and multiplied in the compute type, on any device."""
+    wide_in_features: builtins.int
+    """Layers of more input features than this are wide: wide_min_rows is their least number of rows. 0 for none."""
+    wide_min_rows: builtins.int
+    """Fewer rows than this are padded in wide layers."""
     @property
     def exclude_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """A layer whose qualified name holds one of these stays dense."""
@@ -895,8 +901,10 @@ class QuantisationRecipe(google.protobuf.message.Message):
         pad_names: collections.abc.Iterable[builtins.str] | None = ...,
         takes_convolutions: builtins.bool = ...,
         weight_only: builtins.bool = ...,
+        wide_in_features: builtins.int = ...,
+        wide_min_rows: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["activation_floor", b"activation_floor", "exclude_exactly", b"exclude_exactly", "exclude_names", b"exclude_names", "fast_accumulate", b"fast_accumulate", "feature_multiple", b"feature_multiple", "min_features", b"min_features", "min_rows", b"min_rows", "pad_names", b"pad_names", "requires_bfloat16", b"requires_bfloat16", "takes_convolutions", b"takes_convolutions", "weight_only", b"weight_only"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["activation_floor", b"activation_floor", "exclude_exactly", b"exclude_exactly", "exclude_names", b"exclude_names", "fast_accumulate", b"fast_accumulate", "feature_multiple", b"feature_multiple", "min_features", b"min_features", "min_rows", b"min_rows", "pad_names", b"pad_names", "requires_bfloat16", b"requires_bfloat16", "takes_convolutions", b"takes_convolutions", "weight_only", b"weight_only", "wide_in_features", b"wide_in_features", "wide_min_rows", b"wide_min_rows"]) -> None: ...
 
 global___QuantisationRecipe = QuantisationRecipe
 

@@ -233,6 +233,23 @@ def test_a_layer_of_int8_never_shows_its_kernel_fewer_rows_than_it_takes(num_row
     assert torch.equal(values[0], whole[:num_rows])
 
 
+@pytest.mark.parametrize(("num_rows", "shown"), [(1, 512), (17, 512), (256, 512), (257, 257)])
+def test_a_wide_layer_of_float8_never_shows_its_kernel_fewer_rows_than_it_takes(num_rows: int, shown: int) -> None:
+    recipe = plan_pb2.QuantisationRecipe(activation_floor=1e-12, wide_in_features=48, wide_min_rows=257)
+    layer = Watched().to(torch.bfloat16)
+    quantise(nn.Sequential(layer), FP8, recipe, torch.bfloat16, CPU)
+    rows = torch.randn(512, 64, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        values, whole = layer(rows[None, :num_rows]), layer(rows)
+    assert layer.seen == [shown, 512]
+    assert torch.allclose(values[0].float(), whole[:num_rows].float(), atol=0.02)
+    recipe.wide_in_features = 64
+    narrow = Watched().to(torch.bfloat16)
+    quantise(nn.Sequential(narrow), FP8, recipe, torch.bfloat16, CPU)
+    narrow(rows[:1])
+    assert narrow.seen == [1]
+
+
 def test_guarded_layers_compile_into_one_graph_whatever_the_number_of_rows() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)).to(torch.bfloat16)
     plain = copy.deepcopy(model)
