@@ -53,7 +53,7 @@ class EngineKeeper:
         self._reading_began_at = 0.0
         self._is_silent = False
         # Told of every start, whether it worked; and of an engine that falls silent or is heard again.
-        self.on_start: Callable[[bool], None] = lambda answers: None
+        self.on_answer: Callable[[bool], None] = lambda answers: None
         self.engine: EngineProcess | None = None
         self.has_failed_to_start = False
         self.last_failure: error_pb2.Error | None = None
@@ -120,7 +120,7 @@ class EngineKeeper:
         if self.engine is not None and is_silent != self._is_silent:
             self._is_silent = is_silent
             log.warning("device_silent" if is_silent else "device_answers", pid=self.engine.pid)
-            self.on_start(not is_silent)
+            self.on_answer(not is_silent)
             await self._on_readiness(not is_silent)
 
     async def _read(self, engine: EngineProcess) -> None:
@@ -146,7 +146,7 @@ class EngineKeeper:
     async def _started(self, engine: EngineProcess) -> None:
         self.engine = engine
         self.has_failed_to_start = self._is_silent = False
-        self.on_start(True)
+        self.on_answer(True)
         self.take_reading(engine.device)
         self._wake()
         log.info("engine_started", pid=engine.pid, device=engine.device.id)
@@ -154,7 +154,7 @@ class EngineKeeper:
 
     async def _start_failed(self, failure: DarkroomError) -> None:
         self.has_failed_to_start = True
-        self.on_start(False)
+        self.on_answer(False)
         self.last_failure = error_to_message(failure)
         log.error("engine_does_not_start", reason=failure.reason, detail=failure.message, **failure.facts)
         self._wake()

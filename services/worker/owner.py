@@ -58,7 +58,7 @@ class DeviceOwner:
         self.slot = Slot()
         self.lifecycle = Lifecycle()
         self.keeper = EngineKeeper(settings, self._engine_died, on_readiness, lambda: not self.slot.is_busy)
-        self.keeper.on_start = self._engine_tried_to_start
+        self.keeper.on_answer = self._engine_answers
         self.loaded: worker_pb2.LoadedModel | None = None
         # The plan that was asked for: a fallback may be in force instead.
         self.requested: plan_pb2.Plan | None = None
@@ -219,8 +219,9 @@ class DeviceOwner:
             if event.HasField("run"):
                 run.record(_explained(event.run, run, loaded.plan))
 
-    def _engine_tried_to_start(self, has_started: bool) -> None:
-        self.lifecycle.has_failed = not has_started
+    def _engine_answers(self, is_answering: bool) -> None:
+        """It started or did not, fell silent or is heard again."""
+        self.lifecycle.has_failed = not is_answering
 
     def _engine_died(self, death: DarkroomError) -> None:
         self.loaded = self.requested = None
