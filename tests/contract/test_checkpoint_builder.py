@@ -18,12 +18,9 @@ from PIL import Image
 
 from darkroom.rpc.errors import DarkroomError
 from darkroom.rpc.status import from_rpc_error
-from darkroom.v1 import build_pb2, checkpoint_pb2, device_pb2, plan_pb2, planner_service_pb2
+from darkroom.v1 import build_pb2, checkpoint_pb2, device_pb2
 from darkroom.v1 import checkpoint_builder_service_pb2 as messages
-from services.checkpoint_builder.gates.pictures import device_of
-from services.checkpoint_builder.gates.services import running_services
 from tests.engines.builder_server import CALL_S, BuilderServer, serve_builder
-from tests.engines.worker_server import item
 from tests.fakes.hub import FakeHub, serve_hub
 from tests.fakes.hub_writes import Writes
 
@@ -248,34 +245,13 @@ async def test_what_failed_its_gates_is_kept_with_its_sheet_and_neither_listed_n
     assert [answer async for answer in builder.stub.DownloadContactSheet(sheet, timeout=CALL_S)]
 
 
-async def test_a_worker_loads_it_from_the_store_and_paints_with_it(
-    builder: BuilderServer, built: build_pb2.Build, tmp_path: Path
-) -> None:
-    environment = {
-        "DARKROOM_DATA_DIR": str(builder.log_path.parent),
-        "DARKROOM_WORKER_DEVICE": "cpu",
-        "DARKROOM_WORKER_THREADS": "1",
-        "DARKROOM_WORKER_CACHE_DIR": str(tmp_path),
-    }
-    async with running_services(environment, tmp_path) as services:
-        device = await device_of(services, plan_pb2.COMPUTE_TYPE_BFLOAT16)
-        inspection = await services.inspect("emoji")
-        assert [item.source.artifact_id for item in inspection.artifacts] == [built.checkpoints[0].id]
-        wishes = plan_pb2.PlanPreferences(scheme=INT8)
-        request = planner_service_pb2.PlanRequest(
-            model="emoji", device=device, preferences=wishes, inspection=inspection
-        )
-        loaded = await services.load(request)
-        sources = {part.name: part.source.artifact_id for part in loaded.plan.components}
-        assert sources["transformer"] == built.checkpoints[0].id
-        items = [item("one", "a red apple, 3d style, blue background", side=128)]
-        items[0].request.model = "emoji"
-        pictures = [picture async for picture in services.paint("run", "emoji", items)]
-    with Image.open(io.BytesIO(pictures[0])) as picture:
-        assert picture.size == (128, 128)
-        red, green, blue = picture.convert("RGB").resize((1, 1)).getpixel((0, 0))  # type: ignore[misc]
-    assert blue > green, "an apple on blue"
-    assert red > green
+async def test_fp8_is_built_on_a_processor_and_passes_too(builder: BuilderServer, built: build_pb2.Build) -> None:
+    made = await builder.build(order(device_pb2.SCHEME_FP8, num_pairs=1))
+    checkpoint = made.checkpoints[0]
+    assert (checkpoint.name, checkpoint.num_quantised) == ("emoji-FP8", 70)
+    assert checkpoint.state == checkpoint_pb2.CHECKPOINT_STATE_PASSED, checkpoint.gates
+    assert checkpoint.size_bytes < 0.53 * checkpoint.dense_bytes
+    assert [item.name for item in await builder.checkpoints()] == ["emoji-FP8", "emoji-INT8"]
 
 
 def test_the_command_shows_what_the_builder_has(builder: BuilderServer, built: build_pb2.Build) -> None:

@@ -20,15 +20,15 @@ from darkroom.rpc.logs import log
 from darkroom.storage import open_store
 from darkroom.v1 import build_pb2, checkpoint_pb2
 from services.checkpoint_builder.config import BuilderSettings
-from services.checkpoint_builder.making.__main__ import Reporter
 from services.checkpoint_builder.making.component import Dense, OnProgress, make, open_dense
 from services.checkpoint_builder.making.equivalence import adopt, candidates, same_source
 from services.checkpoint_builder.making.identity import check_identity
 from services.checkpoint_builder.making.peak import Peak
+from services.checkpoint_builder.making.reporting import Reporter
 from services.checkpoint_builder.making.source import DenseSource, find_source
 from services.checkpoint_builder.order import Part, Task, read_order
 
-NUM_HASHERS = 2
+NUM_HASHERS = 4
 
 
 def run(order: build_pb2.BuildOrder, settings: BuilderSettings, folder: Path, reporter: Reporter) -> None:
