@@ -1,4 +1,4 @@
-"""One run for several jobs: each hears its own events, what falls runs again by the fallback, what breaks reaches all."""
+"""One run for several jobs: each hears its own events, what falls runs again, what breaks reaches all."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from darkroom.rpc.errors import DarkroomError, OutOfMemoryError, WorkerHeldError, WorkerLostError, error_to_message
 from darkroom.v1 import generation_pb2, job_pb2, plan_pb2, planner_service_pb2, worker_pb2, worker_service_pb2
+from services.gateway.admission import kind_of
 from services.gateway.config import GatewaySettings
 from services.gateway.running.batch import Batch
 from services.gateway.store.record import Claim
@@ -49,7 +50,7 @@ class Listener:
 
 
 class ScriptedWorker:
-    """A worker's client. Each call of `generate` plays the next script; a script's end without an end breaks the line."""
+    """A worker's client. Each call of `generate` plays the next script; then the line breaks."""
 
     def __init__(self, *scripts: Script) -> None:
         self.scripts = list(scripts)
@@ -104,8 +105,7 @@ async def run(worker: ScriptedWorker, *listeners: Listener, room: int = 4, lost_
     seat.client = worker  # type: ignore[assignment]
     loaded = worker_pb2.LoadedModel(plan=plan)
     workload = plan_pb2.Workload(width=8, height=8, batch_size=1, num_frames=1)
-    kind = Batch(SimpleNamespace(), seat, listeners)._need().kind  # type: ignore[arg-type]
-    seat.remember_load(loaded, kind, workload)
+    seat.remember_load(loaded, kind_of(REQUEST), workload)
     settings = GatewaySettings(gateway_max_batch=4, gateway_worker_lost_s=lost_s)
     means = SimpleNamespace(settings=settings, planner=Planner(room))
     await Batch(means, seat, listeners).run()  # type: ignore[arg-type]
