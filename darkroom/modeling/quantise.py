@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import enum
 import functools
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,17 +15,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from darkroom.modeling.block_scaled import MXFP8, NVFP4, block_scaled, linear_around, settle
+from darkroom.modeling.block_scaled import MXFP8, NVFP4, block_scaled, settle
 from darkroom.modeling.filters import taken_layers
 from darkroom.modeling.padding import guard_rows, pad_rows
+from darkroom.modeling.row_scaled import FLOAT8, FP8, INT8, row_scaled
 from darkroom.modeling.storage import storage_bytes
 from darkroom.rpc.errors import KernelFailedError, PlanRefusedError, SourceRefusedError
 from darkroom.v1 import device_pb2, plan_pb2
 
-INT8, FP8, STORAGE = device_pb2.SCHEME_INT8, device_pb2.SCHEME_FP8, device_pb2.SCHEME_FP8_STORAGE
+STORAGE = device_pb2.SCHEME_FP8_STORAGE
 # What `quantise` can make. How mxfp8 and nvfp4 compute on the GPUs that have units for them is unverified on hardware.
 SCHEMES = frozenset({INT8, FP8, MXFP8, NVFP4, STORAGE})
-FLOAT8 = torch.float8_e4m3fn
 # On the module: the scheme that is being made, and True once every layer is.
 SCHEME_MARK, DONE_MARK = "_darkroom_scheme", "_darkroom_is_quantised"
 
@@ -178,87 +177,11 @@ def _least_rows(layer: nn.Module, recipe: plan_pb2.QuantisationRecipe) -> int:
 def _convert(layer: nn.Module, scheme: int, recipe: plan_pb2.QuantisationRecipe) -> None:
     """Replaces a linear layer's weight by torchao's tensor."""
     weight: Any = layer.weight
-    if scheme == INT8:
-        quantised = _int8(weight)
-    elif scheme == FP8:
-        quantised = _with_rows_of_zeros(weight, recipe)
-    else:
-        quantised = block_scaled(weight, scheme, recipe)
+    make = row_scaled if scheme in (INT8, FP8) else block_scaled
+    quantised = make(weight, scheme, recipe)
     if type(quantised) is type(weight.data) or not hasattr(quantised, "__tensor_flatten__"):
         raise KernelFailedError(f"torchao left a layer of {tuple(weight.shape)} dense, which the recipe takes")
     layer.weight = nn.Parameter(quantised, requires_grad=False)
-
-
-def _int8(weight: torch.Tensor) -> torch.Tensor:
-    """int8 per output channel, activations per token."""
-    from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
-
-    holder = linear_around(weight)
-    # Inductor's flags are not torchao's to set: speed modes restore what they find.
-    quantize_(holder, _known_only(Int8DynamicActivationInt8WeightConfig, set_inductor_config=False))
-    return holder.weight.data
-
-
-def _with_rows_of_zeros(weight: torch.Tensor, recipe: plan_pb2.QuantisationRecipe) -> torch.Tensor:
-    """As `_fp8`, where a row of zeros, whose scale would be 0 and its product not a number, stays a row of zeros."""
-    is_zero_O = ~weight.data.any(dim=1)
-    if not is_zero_O.any():
-        return _fp8(weight, recipe)
-    made: Any = _fp8(torch.where(is_zero_O[:, None], torch.ones_like(weight.data), weight.data), recipe)
-    made.qdata.view(torch.uint8)[is_zero_O] = 0
-    return made  # type: ignore[no-any-return]
-
-
-def _fp8(weight: torch.Tensor, recipe: plan_pb2.QuantisationRecipe) -> torch.Tensor:
-    """float8 e4m3 per row, activations per row with a floor under their scale."""
-    from torchao.float8.inference import Float8MMConfig
-    from torchao.quantization import Float8DynamicActivationFloat8WeightConfig, PerRow, quantize_
-    from torchao.quantization.quantize_.common import KernelPreference
-
-    accumulation = Float8MMConfig(use_fast_accum=recipe.fast_accumulate)
-    floor = recipe.activation_floor or None
-    if weight.device.type == "cpu":
-        return _fp8_on_cpu(weight, accumulation, floor)
-    holder = linear_around(weight)
-    config = _known_only(
-        Float8DynamicActivationFloat8WeightConfig,
-        granularity=PerRow(),
-        mm_config=accumulation,
-        activation_value_lb=floor,
-        kernel_preference=KernelPreference.TORCH,
-        set_inductor_config=False,
-    )
-    quantize_(holder, config)
-    return holder.weight.data
-
-
-def _fp8_on_cpu(weight: torch.Tensor, accumulation: Any, floor: float | None) -> torch.Tensor:
-    """As quantize_ makes it. torchao 0.18 refuses a processor there, while its kernels run on one: delete this when it
-    asks the kernel instead."""
-    from torchao.quantization import PerRow
-    from torchao.quantization.quantize_.common import KernelPreference
-    from torchao.quantization.quantize_.workflows.float8.float8_tensor import (
-        Float8Tensor,
-        QuantizeTensorToFloat8Kwargs,
-    )
-
-    torch_kernels = KernelPreference.TORCH
-    activations = QuantizeTensorToFloat8Kwargs(FLOAT8, PerRow(), hp_value_lb=floor, kernel_preference=torch_kernels)
-    made: torch.Tensor = Float8Tensor.from_hp(
-        weight.data,
-        FLOAT8,
-        PerRow(),
-        mm_config=accumulation,
-        kernel_preference=torch_kernels,
-        act_quant_kwargs=activations,
-    )
-    return made
-
-
-def _known_only(kind: Callable[..., Any], **options: Any) -> Any:
-    """Makes a config with the options that this version of torchao has."""
-    known = inspect.signature(kind).parameters
-    return kind(**{name: value for name, value in options.items() if name in known})
 
 
 def _cast(layer: nn.Module, compute_type: torch.dtype) -> None:
