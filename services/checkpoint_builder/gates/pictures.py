@@ -118,7 +118,7 @@ def _check_loaded(loaded: worker_pb2.LoadedModel, made: Mapping[str, LocalArtifa
                 f"the worker did not load {name} from the checkpoint: {why or 'a fallback was taken'}"
             )
     engaged = next((item.engaged for item in loaded.engagements if item.knob == "scheme"), "")
-    return f"{engaged}, in {loaded.load_seconds:.1f} s, {loaded.measured_bytes} bytes"
+    return f"{engaged}, in {loaded.load_seconds:.1f} s, {loaded.measured_bytes:,} bytes"
 
 
 def _item(task: Task, settings: BuilderSettings, pair: Pair, place: int) -> worker_pb2.RunItem:

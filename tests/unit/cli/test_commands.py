@@ -16,7 +16,7 @@ from darkroom.cli.failures import ADVICE, OPTIONS
 from darkroom.cli.session import DEFAULT
 from darkroom.client import DEFAULT_ADDRESS, errors
 from darkroom.client.fakes import FakeGateway
-from darkroom.v1 import generation_pb2, job_pb2
+from darkroom.v1 import build_pb2, checkpoint_builder_service_pb2, generation_pb2, job_pb2
 from tests.unit.cli.conftest import Command
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,7 +78,9 @@ def test_advice_is_for_reasons_and_options_for_fields_that_exist() -> None:
     assert set(ADVICE) <= set(errors.ERRORS_BY_REASON)
     fields = {f"request.{name}" for name in generation_pb2.GenerationRequest.DESCRIPTOR.fields_by_name}
     fields |= {f"terms.{name}" for name in job_pb2.JobTerms.DESCRIPTOR.fields_by_name}
-    assert set(OPTIONS) - {"count", "device", "x-darkroom-tenant"} <= fields
+    fields |= {f"order.{name}" for name in build_pb2.BuildOrder.DESCRIPTOR.fields_by_name}
+    fields |= set(checkpoint_builder_service_pb2.PublishCheckpointRequest.DESCRIPTOR.fields_by_name)
+    assert set(OPTIONS) - {"count", "device", "x-darkroom-tenant", "order.source.kind"} <= fields
 
 
 def test_models_are_listed_and_shown(darkroom: Command) -> None:
