@@ -118,7 +118,7 @@ async def test_what_lies_in_the_store_is_preferred_loaded_and_paints_what_quanti
     assert denoiser(plan).source.kind == LOCAL
     events = await worker.load(plan)
     loaded = events[-1].loaded
-    assert f"transformer: artifact {emoji.manifest.id[:12]}" in knobs_of(loaded)["scheme"].reason
+    assert knobs_of(loaded)["artifacts"].engaged == f"transformer: artifact {emoji.manifest.id[:12]}"
     assert loaded.measured_bytes == pytest.approx(loaded.planned_bytes, rel=0.02)
     assert not any(event.HasField("fallback") for event in events)
     from_artifact = await paint_apple(worker)
@@ -148,7 +148,7 @@ async def test_a_damaged_artifact_is_the_plans_fallback_with_its_reason(
             assert "damaged" in taken.error.message
             knobs = knobs_of(events[-1].loaded)
             assert "transformer=int8" in knobs["scheme"].engaged
-            assert "artifact" not in knobs["scheme"].reason
+            assert "artifacts" not in knobs
     finally:
         blob.write_bytes(content)
 

@@ -14,6 +14,7 @@ from diffusers import GGUFQuantizationConfig
 from darkroom.modeling.dense import find_class, read_folder, read_single_file
 from darkroom.rpc.errors import CorruptCheckpointError, DarkroomError, KernelFailedError
 from darkroom.v1 import generation_pb2, plan_pb2
+from services.worker.artifact_sources import is_artifact
 from services.worker.checkpoint_files import read_json
 from services.worker.component_files import FILE_KINDS, GGUF
 from services.worker.engine.assembly import artifacts
@@ -56,6 +57,10 @@ class ComponentsStage(Stage):
                 assembly.parts[part.name] = _read(assembly.folder / part.name, index.get(part.name), part)
             done += part.weight_bytes
             report.progress(_progress(part.name, done, total))
+        if assembly.artifacts:
+            wanted = [f"{part.name}: {part.source.file}" for part in assembly.plan.components if is_artifact(part)]
+            engaged = [f"{name}: {artifacts.told(artifact)}" for name, artifact in assembly.artifacts.items()]
+            assembly.engage("artifacts", resolved=", ".join(wanted), engaged=", ".join(engaged))
 
     def undo(self, assembly: Assembly) -> None:
         assembly.parts.clear()
