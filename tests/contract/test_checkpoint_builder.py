@@ -14,8 +14,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from PIL import Image
 
+from darkroom.rpc.channels import open_channel
 from darkroom.rpc.errors import DarkroomError
 from darkroom.rpc.status import from_rpc_error
 from darkroom.v1 import build_pb2, checkpoint_pb2, device_pb2
@@ -82,6 +85,18 @@ async def built(builder: BuilderServer) -> build_pb2.Build:
     assert {build_pb2.BUILD_PHASE_QUANTISING, build_pb2.BUILD_PHASE_PICTURING} <= phases
     assert states[-1].state == build_pb2.BUILD_STATE_SUCCEEDED, states[-1].error
     return states[-1]
+
+
+async def test_it_tells_its_health_and_what_it_serves(builder: BuilderServer) -> None:
+    name = "darkroom.v1.CheckpointBuilderService"
+    async with open_channel(builder.address) as channel:
+        check = health_pb2.HealthCheckRequest(service=name)
+        answer = await health_pb2_grpc.HealthStub(channel).Check(check, timeout=CALL_S)
+        assert answer.status == health_pb2.HealthCheckResponse.SERVING
+        asked = reflection_pb2.ServerReflectionRequest(list_services="")
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        async for listed in stub.ServerReflectionInfo(iter([asked]), timeout=CALL_S):
+            assert name in [service.name for service in listed.list_services_response.service]
 
 
 async def test_a_build_passes_its_gates_and_is_listed(builder: BuilderServer, built: build_pb2.Build) -> None:

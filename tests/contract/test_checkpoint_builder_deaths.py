@@ -69,6 +69,7 @@ async def test_two_builders_on_one_store_end_with_one_checkpoint(tmp_path: Path)
         assert [build.state for build in ended] == [build_pb2.BUILD_STATE_SUCCEEDED] * 2
         assert ended[0].checkpoints[0].id == ended[1].checkpoints[0].id
         found = [await builder.checkpoints(every=True) for builder in (one, two)]
+    assert [server.process.returncode for server in (one, two)] == [0, 0], "a stop by signal is no failure"
     assert found[0] == found[1]
     assert [item.state for item in found[0]] == [checkpoint_pb2.CHECKPOINT_STATE_UNGATED]
     stored = [item.key for item in ArtifactStore(open_store(str(store))).store.list()]

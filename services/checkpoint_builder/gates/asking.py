@@ -40,6 +40,8 @@ def environment_of(task: Task, settings: BuilderSettings, folder: Path) -> dict[
         "DARKROOM_WORKER_MODEL_PATHS": os.pathsep.join(str(path.resolve()) for path in readable),
         "DARKROOM_WORKER_TRUSTED_REPOS": settings.builder_trusted_repos,
         "DARKROOM_WORKER_THREADS": str(settings.builder_threads),
+        # It shares its cores with the builder and whatever else runs here: threads that wait spin for a moment only.
+        "GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "10000"),
         "DARKROOM_MODELS_DIR": str(settings.models_dir),
         "DARKROOM_CATALOG_PATH": settings.catalog_path,
         "DARKROOM_DATA_DIR": str(settings.data_dir),

@@ -57,7 +57,7 @@ async def judge(
         await _judge_pictures(task, settings, folder, made, rules, on_news, shared)
     else:
         shared.not_run.append(f"load, pictures: {why}")
-    return _verdicts(made, told, shared)
+    return verdicts_of({name: artifact.manifest.id for name, artifact in made.items()}, told, shared)
 
 
 def _unpaintable(task: Task) -> str | None:
@@ -161,15 +161,22 @@ def _heading(task: Task, report: checkpoint_pb2.GateReport) -> Heading:
     )
 
 
-def _verdicts(
-    made: Mapping[str, LocalArtifact],
+def verdicts_of(
+    ids: Mapping[str, str],
     told: Mapping[str, checkpoint_pb2.GateReport],
     shared: checkpoint_pb2.GateReport,
 ) -> dict[str, Gates]:
+    """Returns the verdict on each component: its own checks, those of all together, and whether the others failed.
+
+    Args:
+        ids: of the checkpoints, by component.
+        told: checks of each alone, by component.
+        shared: checks of all together.
+    """
     verdicts: dict[str, Gates] = {}
-    failed = {name for name, report in told.items() if not all(check.has_passed for check in report.checks)}
-    for name, artifact in made.items():
-        report = checkpoint_pb2.GateReport(checkpoint_id=artifact.manifest.id, checks=told[name].checks)
+    failed = {name for name in ids if not all(check.has_passed for check in told[name].checks)}
+    for name, identity in ids.items():
+        report = checkpoint_pb2.GateReport(checkpoint_id=identity, checks=told[name].checks)
         report.MergeFrom(shared)
         if others := sorted(failed - {name}):
             report.checks.add(name="pair", measured=f"{others[0]} of this build failed", wanted="all pass")

@@ -16,7 +16,7 @@ from darkroom.knowledge import load_catalogue
 from darkroom.knowledge.gates import EVERYBODY, judgement, with_noise
 from darkroom.v1 import checkpoint_pb2, device_pb2
 from services.checkpoint_builder.gates.figures import MOST_PSNR_DB, mean_luma, pixels_of, psnr_db, ssim
-from services.checkpoint_builder.gates.judging import checks_of
+from services.checkpoint_builder.gates.judging import checks_of, verdicts_of
 from services.checkpoint_builder.gates.perceptual import CONVOLUTIONS, PLACES, Lpips
 from services.checkpoint_builder.gates.pictures import Pair
 from services.checkpoint_builder.gates.report import to_gates, to_report
@@ -177,3 +177,15 @@ def test_a_sheet_shows_every_pair_side_by_side(num_pairs: int, tmp_path: Path) -
     area = 256 * 171
     assert is_red == num_pairs * area
     assert is_blue == (num_pairs - (num_pairs > 1)) * area
+
+
+@pytest.mark.parametrize(("own", "together", "passing"), [(True, True, 2), (False, True, 0), (True, False, 0)])
+def test_experts_pass_together_or_not_at_all(own: bool, together: bool, passing: int) -> None:
+    told = {name: checkpoint_pb2.GateReport() for name in ("transformer", "transformer_2")}
+    told["transformer"].checks.add(name="bit_identity", has_passed=True)
+    told["transformer_2"].checks.add(name="bit_identity", has_passed=own)
+    shared = checkpoint_pb2.GateReport(device="a device")
+    shared.checks.add(name="load", has_passed=together)
+    verdicts = verdicts_of({"transformer": "1" * 64, "transformer_2": "2" * 64}, told, shared)
+    assert sum(gates.is_passed for gates in verdicts.values()) == passing
+    assert [gates.artifact for gates in verdicts.values()] == ["1" * 64, "2" * 64]

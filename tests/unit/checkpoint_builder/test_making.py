@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from diffusers import WanTransformer3DModel
 from safetensors.torch import load_file, save_file
 
 from darkroom.artifacts.manifest import Manifest
@@ -195,3 +197,32 @@ def test_a_source_with_a_name_of_its_own_never_stands_in_for_the_catalogues(pipe
     copy = built(*task_of(FLUX, folder, INT8), tmp_path / "copy")
     assert copy.base == "black-forest-labs/FLUX.1-schnell"
     assert [file.sha256 for file in copy.files] == [file.sha256 for file in manifest.files]
+
+
+def test_two_experts_become_a_pair_of_checkpoints(tmp_path: Path) -> None:
+    model, folder = "wan2.2-t2v-a14b", tmp_path / "source" / "pipeline"
+    for place, name in enumerate(("transformer", "transformer_2")):
+        torch.manual_seed(place)
+        expert = WanTransformer3DModel(
+            num_attention_heads=2,
+            attention_head_dim=16,
+            in_channels=4,
+            out_channels=4,
+            text_dim=32,
+            freq_dim=32,
+            ffn_dim=64,
+            num_layers=1,
+        )
+        expert.save_pretrained(folder / name)
+    index = {name: ["diffusers", "WanTransformer3DModel"] for name in ("transformer", "transformer_2")}
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "WanPipeline", **index}))
+    both, settings = task_of(model, folder, INT8)
+    made = []
+    for part in both.parts:
+        task = dataclasses.replace(both, parts=(part,))
+        made.append(built(task, settings, tmp_path / "made"))
+        assert identity(task, settings, made[-1], tmp_path / "made").has_passed
+    names = [file.name for manifest in made for file in manifest.files]
+    assert names == ["Wan2.2-T2V-A14B-Diffusers-INT8.safetensors", "Wan2.2-T2V-A14B-Diffusers-INT8-2.safetensors"]
+    assert made[0].source_sha256 != made[1].source_sha256
+    assert all(manifest.num_quantised > 0 for manifest in made)
