@@ -64,13 +64,17 @@ def _cell_row(name: str, case: dict[str, Any]) -> str:
     if "failed" in case:
         return f"| {name} | {case['failed']} | | | | | |"
     engaged = case.get("engaged", {})
-    told = "; ".join(
-        str(engaged[knob]).partition(":")[0] for knob in ("scheme", "offload", "compile") if knob in engaged
-    )
+    told = "; ".join(_short(str(engaged[knob])) for knob in ("scheme", "offload", "compile") if knob in engaged)
     load = case.get("load_s", case.get("cold_load_s", ""))
     picture = f"{case['picture_s']:.3f} ({case['steps']})"
     peak, graphs = f"{case['peak_bytes'] / GB:.2f}", case["recompiles_while_painting"]
     return f"| {name} | {case['step_ms']:.1f} | {picture} | {load} | {peak} | {graphs} | {told} |"
+
+
+def _short(told: str) -> str:
+    """Returns what engaged, without why, and without components that stay dense."""
+    words = told.partition(":")[0].partition(" (planned")[0].split(", ")
+    return ", ".join(word for word in words if not word.endswith("=none")) or "dense"
 
 
 def _ratios(cases: dict[str, dict[str, Any]]) -> Iterator[str]:
