@@ -14,7 +14,8 @@ from transformers import T5Config, T5EncoderModel
 from darkroom.modeling.block_scaled import MXFP8, NVFP4, block_scaled, settle
 from darkroom.modeling.filters import taken_layers
 from darkroom.modeling.padding import pad_rows
-from darkroom.modeling.quantise import FP8, INT8, SCHEMES, STORAGE, accumulates_fast, adopt, quantise
+from darkroom.modeling.quantise import SCHEMES, STORAGE, accumulates_fast, adopt, quantise
+from darkroom.modeling.row_scaled import FP8, INT8
 from darkroom.modeling.storage import plain_tensors, storage_bytes
 from darkroom.rpc.errors import CancelledError, KernelFailedError, PlanRefusedError
 from darkroom.v1 import device_pb2, plan_pb2

@@ -10,7 +10,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from darkroom.knowledge import load_catalogue
-from darkroom.modeling.quantise import INT8, quantise
+from darkroom.modeling.quantise import quantise
+from darkroom.modeling.row_scaled import INT8
 from tests.tiny.families import FAMILIES, family, latents_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")

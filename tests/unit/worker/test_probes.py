@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from darkroom.modeling.block_scaled import NVFP4
-from darkroom.modeling.quantise import FP8, INT8, STORAGE
+from darkroom.modeling.quantise import STORAGE
+from darkroom.modeling.row_scaled import FP8, INT8
 from darkroom.v1 import device_pb2, plan_pb2
 from services.worker.engine.probing.kernels import kernel_name, kernels_for
 from services.worker.engine.probing.probes import Probes

@@ -7,7 +7,8 @@ hold; a component that was quantised halfway is dropped with the assembly, never
 from __future__ import annotations
 
 from darkroom.modeling.float8_files import keep_float8
-from darkroom.modeling.quantise import FP8, Quantised, accumulates_fast, quantise
+from darkroom.modeling.quantise import Quantised, accumulates_fast, quantise
+from darkroom.modeling.row_scaled import FP8
 from darkroom.rpc.logs import log
 from darkroom.v1 import device_pb2, generation_pb2, plan_pb2
 from services.worker.component_files import SINGLE_FILE, holds_float8

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from darkroom.modeling.block_scaled import NVFP4, has_units
-from darkroom.modeling.quantise import FP8, quantise
+from darkroom.modeling.quantise import quantise
+from darkroom.modeling.row_scaled import FP8
 from darkroom.v1 import device_pb2, plan_pb2
 
 # Large enough for every kernel's tiles, small enough for any device.
