@@ -88,7 +88,8 @@ class ShardWriter:
             self._next_shard()
         for part, value in parts.items():
             self._shards[-1].add(part, value)
-        place, own = -1, ()
+        place: int = -1
+        own: tuple[str, ...] = ()
         if kind is not None:
             place = self._place_of(kind)
             own = tuple(part.removeprefix(part_name(name, "")) for part in parts)
