@@ -30,13 +30,20 @@ class ArtifactListing:
         self._settings = settings
         # Kept for what it knows of manifests, which never change.
         self._store: ArtifactStore | None = None
+        # Stale ones that were told in the log.
+        self._told: set[str] = set()
 
     def list(self, variant: Variant, catalogue: Catalogue) -> Iterator[checkpoint_pb2.Artifact]:
         """Yields a model's artifacts: the store's, then those of the Hub that were fetched before."""
         try:
             for entry in self._entries():
-                if _fits(entry.manifest, variant, catalogue):
+                if not _is_of(entry.manifest, variant, catalogue):
+                    continue
+                if _is_today(entry.manifest, variant, catalogue):
                     yield self._stored(entry)
+                elif entry.id not in self._told:
+                    self._told.add(entry.id)
+                    log.warning("artifact_stale", artifact=entry.id, stem=entry.stem, advice="build it again")
         except OSError as fault:
             # A store that does not answer must not keep models from loading.
             log.warning("store_unreadable", store=self._settings.store_url, problem=str(fault))
@@ -76,21 +83,21 @@ class ArtifactListing:
         return all((copies / BLOBS / file.sha256).is_file() for file in manifest.files)
 
 
-def _fits(manifest: Manifest, variant: Variant, catalogue: Catalogue) -> bool:
-    """Tells whether an artifact is of this model and by today's recipe."""
-    component = variant.components.get(manifest.component)
-    if component is None or manifest.base not in bases_of(variant, manifest.component, catalogue.sharing.values()):
-        return False
+def _is_of(manifest: Manifest, variant: Variant, catalogue: Catalogue) -> bool:
+    """Tells whether an artifact is of a component of this model, or of an equal one."""
+    bases = bases_of(variant, manifest.component, catalogue.sharing.values())
+    return manifest.component in variant.components and manifest.base in bases
+
+
+def _is_today(manifest: Manifest, variant: Variant, catalogue: Catalogue) -> bool:
+    """Tells whether an artifact was made by today's recipe, but for what the caller may choose."""
+    architecture = variant.components[manifest.component].architecture
     today, made = plan_pb2.QuantisationRecipe(), plan_pb2.QuantisationRecipe()
-    today.MergeFrom(catalogue.recipe(component.architecture, manifest.scheme) or today)  # type: ignore[arg-type]
+    today.MergeFrom(catalogue.recipe(architecture, manifest.scheme) or today)  # type: ignore[arg-type]
     made.CopyFrom(manifest.recipe)
-    # The caller may choose it.
     for recipe in (today, made):
         recipe.ClearField("fast_accumulate")
-    is_today = made == today
-    if not is_today:
-        log.info("artifact_stale", artifact=manifest.id, component=manifest.component, base=manifest.base)
-    return is_today
+    return made == today
 
 
 def _is_cached(item: HostedArtifact) -> bool:

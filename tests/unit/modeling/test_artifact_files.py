@@ -223,6 +223,8 @@ def test_a_name_is_written_once(tmp_path: Path) -> None:
 PUBLISHED_COUNTS = [
     ("hidream-i1", INT8, 1615, 1073),
     ("hunyuanimage-2.1", INT8, 1264, 456),
+    ("ltx-2.3", INT8, 4186, 1350),
+    ("ltx-2.3", FP8, 4186, 1360),
     ("t5-xxl", STORAGE, 220, 144),
     ("gemma2-2b", STORAGE, 288, 182),
     ("qwen3-4b", STORAGE, 399, 252),
