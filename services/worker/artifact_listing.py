@@ -44,8 +44,8 @@ class ArtifactListing:
                 elif entry.id not in self._told:
                     self._told.add(entry.id)
                     log.warning("artifact_stale", artifact=entry.id, stem=entry.stem, advice="build it again")
-        except OSError as fault:
-            # A store that does not answer must not keep models from loading.
+        except (OSError, ValueError, ImportError) as fault:
+            # A store that does not answer, or is no store, must not keep models from loading.
             log.warning("store_unreadable", store=self._settings.store_url, problem=str(fault))
         for item in variant.artifacts:
             if _is_cached(item):

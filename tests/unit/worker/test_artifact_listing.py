@@ -84,6 +84,13 @@ def test_a_store_elsewhere_costs_its_bytes_until_they_were_copied(tmp_path: Path
     assert found.source.fetch_bytes == 0
 
 
+def test_a_store_that_is_none_keeps_no_model_from_loading(tmp_path: Path, cache: Path) -> None:
+    for place in ("nonsense://bucket/folder", str(tmp_path / "file")):
+        (tmp_path / "file").write_text("no folder")
+        listing = ArtifactListing(WorkerSettings(builder_store=place))
+        assert list(listing.list(CATALOGUE.find("flux.1-dev"), CATALOGUE)) == []
+
+
 def test_hosted_artifacts_that_were_fetched_are_at_hand_under_either_name(tmp_path: Path, cache: Path) -> None:
     listing = ArtifactListing(WorkerSettings(builder_store=str(tmp_path / "store")))
     variant = CATALOGUE.find("flux.1-dev")
