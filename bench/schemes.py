@@ -7,8 +7,8 @@ and what they cost in time and memory.
 
 Every cell is planned by the planner, given a tier, and assembled by the worker's own line; what the worker refuses is
 told with its reason. The picture is held against the dense, resident one of the same seed. Times are ratios to that one
-within the run; on a processor they are the process's own. Bytes are those that the weights fill; on a GPU also those that
-its allocator holds at rest and at the peak.
+within the run; on a processor they are the process's own. Bytes are those that the weights fill; on a GPU also those
+that its allocator holds at rest and at the peak.
 """
 
 from __future__ import annotations
