@@ -18,7 +18,8 @@ from darkroom.artifacts.names import WEIGHTS_SUFFIX
 from darkroom.artifacts.verification import Verification
 from darkroom.modeling.artifacts.flatten import dtype_of, part_name, unflatten
 from darkroom.modeling.artifacts.outline import outline, skeleton_of
-from darkroom.modeling.artifacts.tensor_files import Place, places_in, read_tensors
+from darkroom.modeling.artifacts.staging import Place
+from darkroom.modeling.artifacts.tensor_files import places_in, read_tensors
 from darkroom.modeling.quantise import adopt
 from darkroom.rpc.errors import CorruptCheckpointError, SourceRefusedError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,8 @@ from darkroom.modeling.artifacts.flatten import flatten, part_name, unflatten
 from darkroom.modeling.artifacts.outline import outline
 from darkroom.modeling.artifacts.pickled import PLAIN, ROTATED, TEXT_ENCODER, load_pickled
 from darkroom.modeling.artifacts.reading import load_artifact
-from darkroom.modeling.artifacts.tensor_files import cut_into_pieces, places_in, read_tensors
+from darkroom.modeling.artifacts.staging import Copy, copy_out, cut_into_pieces, stage
+from darkroom.modeling.artifacts.tensor_files import places_in, read_tensors
 from darkroom.modeling.artifacts.writing import ShardWriter, Written
 from darkroom.modeling.quantise import quantise
 from darkroom.modeling.skeleton import build_skeleton
@@ -182,6 +183,56 @@ def test_pieces_of_any_size_cover_every_tensor_once(tmp_path: Path, piece_bytes:
             target.copy_(content[copy.source : copy.source + copy.length])
     for name, target in targets.items():
         assert torch.equal(target, bits(tensors[name]))
+
+
+class LateLane:
+    """Copies as late as a device may, when somebody waits: a buffer that is filled too early gives other bytes."""
+
+    def __init__(self, num_buffers: int, piece_bytes: int) -> None:
+        self.buffers = [torch.zeros(piece_bytes, dtype=torch.uint8) for _ in range(num_buffers)]
+        self._late: list[tuple[int, Sequence[Copy]]] = []
+
+    def copy(self, slot: int, copies: Sequence[Copy]) -> None:
+        self._late.append((slot, copies))
+
+    def wait(self, slot: int) -> None:
+        # In order, as a stream does.
+        last = max((place for place, (late, _) in enumerate(self._late) if late == slot), default=-1)
+        for _ in range(last + 1):
+            late, copies = self._late.pop(0)
+            copy_out(self.buffers[late], copies)
+
+    def finish(self) -> None:
+        while self._late:
+            self.wait(self._late[-1][0])
+
+
+@pytest.mark.parametrize(("num_buffers", "piece_bytes"), [(1, 64), (2, 100), (6, 700), (3, 10**6)])
+def test_staging_fills_no_buffer_before_its_copies_are_done(tmp_path: Path, num_buffers: int, piece_bytes: int) -> None:
+    tensors, places, arrived = mixed_tensors(), {}, []
+    for file in write(tmp_path, tensors, shard_bytes=9000).files:
+        if file.name.endswith(".safetensors"):
+            places |= places_in(tmp_path / file.name)
+    staged = stage(places, CPU, LateLane(num_buffers, piece_bytes), arrived.append)
+    assert sum(arrived) == sum(bits(tensor).numel() for tensor in tensors.values())
+    for name, tensor in tensors.items():
+        assert (staged[name].dtype, staged[name].shape) == (tensor.dtype, tensor.shape)
+        assert torch.equal(bits(staged[name]), bits(tensor))
+
+
+def test_staging_stops_when_it_is_asked_to_and_tells_a_file_that_ends_early(tmp_path: Path) -> None:
+    write(tmp_path, mixed_tensors())
+    path = tmp_path / "a-INT8.safetensors"
+    places = places_in(path)
+
+    def stop(count: int) -> None:
+        raise CancelledError("stop")
+
+    with pytest.raises(CancelledError):
+        stage(places, CPU, LateLane(2, 100), stop)
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(CorruptCheckpointError, match="ended early"):
+        stage(places, CPU, LateLane(2, 1000))
 
 
 def test_a_header_that_outgrows_its_room_starts_a_shard(tmp_path: Path) -> None:
