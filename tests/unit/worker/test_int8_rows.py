@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from diffusers import WanTransformer3DModel
 from torch.overrides import TorchFunctionMode
 
 from darkroom.knowledge import load_catalogue
@@ -54,5 +55,33 @@ def test_no_layer_that_int8_takes_shows_its_kernel_fewer_rows_than_it_takes(mode
         for name, module in dense.items():
             setattr(pipeline, name, module)
     assert rows.seen
+    assert min(rows.seen) >= 17
+    assert torch.isfinite(values).all()
+
+
+def test_wans_time_projection_stays_dense_and_its_few_words_are_padded() -> None:
+    torch.manual_seed(0)
+    model = WanTransformer3DModel(
+        num_attention_heads=2,
+        attention_head_dim=16,
+        in_channels=4,
+        out_channels=4,
+        text_dim=32,
+        freq_dim=32,
+        ffn_dim=64,
+        num_layers=2,
+    ).eval()
+    recipe = copy.deepcopy(CATALOGUE.recipe("wan2.2-a14b", INT8))
+    assert recipe is not None
+    recipe.min_features = 16
+    quantise(model, INT8, recipe, torch.float32, CPU)
+    assert type(model.condition_embedder.time_proj.weight.data) is torch.Tensor
+    with Rows() as rows, torch.inference_mode():
+        (values,) = model(
+            hidden_states=torch.randn(1, 4, 2, 8, 8),
+            timestep=torch.tensor([500]),
+            encoder_hidden_states=torch.randn(1, 3, 32),
+            return_dict=False,
+        )
     assert min(rows.seen) >= 17
     assert torch.isfinite(values).all()
