@@ -18,8 +18,8 @@ MODEL = plan_pb2.OFFLOAD_TIER_MODEL
 SEQUENTIAL = plan_pb2.OFFLOAD_TIER_SEQUENTIAL
 
 
-# What streams is pinned, and PyTorch pins every tensor in a power of two of bytes: Wan's 28.6 GB took 43.0 on an H200 (torch
-# 2.11), and FLUX.1's would take 1.56 times theirs by the same rule.
+# What streams is pinned, and PyTorch pins every tensor in a power of two of bytes: Wan's 28.6 GB took 43.0 on an H200
+# (torch 2.11), and FLUX.1's would take 1.56 times theirs by the same rule.
 PINNED_FACTOR = 1.6
 
 
