@@ -178,9 +178,9 @@ def main() -> int:
             compare(cell, dense)
         figures["cells"][name] = cell
         print(f"{name:24} {row_of(cell)}", flush=True)
-    if options.save:
-        options.save.write_text(json.dumps(figures, indent=1) + "\n")
-        sheet(rows).save(options.save.with_suffix(".webp"), quality=85, method=6)
+        if options.save:
+            options.save.write_text(json.dumps(figures, indent=1) + "\n")
+            sheet(rows).save(options.save.with_suffix(".webp"), quality=85, method=6)
     return 0
 
 
