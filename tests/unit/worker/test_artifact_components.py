@@ -68,6 +68,10 @@ FAMILIES: dict[str, Callable[[Path], Any]] = {
     "hidream-i1-full": lambda folder: save(folder, hidream.build),
 }
 
+# With layers that float8 takes and leaves; the builder's own gate compares every family in it.
+IN_FP8 = ("flux.1-dev", "z-image-turbo", "lumina-image-2.0", "qwen-image")
+CASES = [*((model, INT8) for model in FAMILIES), *((model, FP8) for model in IN_FP8)]
+
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -176,8 +180,7 @@ def assert_same(name: str, found: torch.Tensor, right: torch.Tensor) -> None:
 
 
 @pytest.mark.usefixtures("float8_on_a_processor")
-@pytest.mark.parametrize("scheme", [INT8, FP8], ids=["int8", "fp8"])
-@pytest.mark.parametrize("model", FAMILIES)
+@pytest.mark.parametrize(("model", "scheme"), CASES)
 def test_a_loaded_artifact_is_bit_for_bit_what_plain_torchao_makes(
     models: Path, tmp_path: Path, model: str, scheme: int
 ) -> None:
