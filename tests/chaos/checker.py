@@ -203,9 +203,9 @@ def _check_store_events(found: JobEvidence) -> Iterator[tuple[str, str]]:
     if len(ends) != 1 or ends[0] != found.job.last_sequence:
         yield "out of order", f"terminal states at {ends} of {found.job.last_sequence}"
     fraction = 0.0
-    for sequence, state, progress in found.events:
+    for sequence, _, progress in found.events:
         if progress is None:
-            fraction = 0.0 if state == job_pb2.JOB_STATE_RUNNING else fraction
+            fraction = 0.0  # another attempt, or none: a job that waits again may tell why
             continue
         if not fraction <= progress.fraction <= 1:
             yield "out of order", f"event {sequence} tells {progress.fraction:.3f} after {fraction:.3f}"

@@ -56,6 +56,13 @@ async def test_an_engine_that_dies_once_costs_an_attempt(tmp_path: Path) -> None
         assert (events[-1].job.state, events[-1].job.attempts) == (SUCCEEDED, 2)
 
 
+async def test_a_model_that_is_gone_when_a_run_has_its_turn_is_a_lost_worker(tmp_path: Path) -> None:
+    async with one_worker(tmp_path, FakeWorker()) as (gateway, _, _):
+        done = await finish(gateway.stubs, (await submit(gateway.stubs, "forgets once")).id)
+        assert (done.state, done.attempts) == (SUCCEEDED, 2), done.error
+        assert [attempt.error.reason for attempt in done.failed_attempts] == ["WORKER_LOST"]
+
+
 async def test_a_job_that_kills_its_engine_twice_is_poison_and_the_next_one_works(tmp_path: Path) -> None:
     async with one_worker(tmp_path, FakeWorker()) as (gateway, _, _):
         done = await finish(gateway.stubs, (await submit(gateway.stubs, "dies")).id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from darkroom.v1.generation_service_pb2 import DownloadOutputRequest
 from services.gateway.application import open_gateway
 from services.gateway.housekeeping import expire, sweep
 from services.gateway.outputs import Outputs
-from services.gateway.outputs.naming import claim_of
+from services.gateway.outputs.naming import claim_of, name_of
 from services.gateway.running.resources import Resources
 from services.gateway.store.bell import Bell
 from services.gateway.store.jobs import Jobs
@@ -102,6 +103,19 @@ async def test_a_late_gateway_changes_nothing_and_its_orphan_is_deleted(tmp_path
         assert claims(open_store(place)) == set()
 
 
+async def test_what_a_dead_gateway_stored_is_deleted_by_whoever_finishes_its_job(tmp_path: Path, place: str) -> None:
+    async with two_gateways(tmp_path, place, FakeWorker(step_s=0.05), gateway_lease_s=60.0) as (first, _, means):
+        job = await submit(first.stubs, steps=40)
+        await until_state(first.stubs, job.id, job_pb2.JOB_STATE_RUNNING)
+        earlier = await means.jobs.file_token(job.id)
+        await means.jobs._client.zadd("darkroom:leases", {job.id: 0})
+        open_store(place).create(name_of(job.id, earlier), b"stored by a gateway that is dead")
+        assert (await finish(first.stubs, job.id)).state == SUCCEEDED
+        newest = await means.jobs.file_token(job.id)
+        assert newest > earlier
+        assert claims(open_store(place)) == {(job.id, newest)}
+
+
 async def test_room_is_given_back_and_orphans_are_swept(tmp_path: Path, place: str) -> None:
     async with two_gateways(tmp_path, place, FakeWorker(file_bytes=1000), gateway_retention_bytes=2500) as (
         first,
@@ -114,9 +128,7 @@ async def test_room_is_given_back_and_orphans_are_swept(tmp_path: Path, place: s
         assert {job_id for job_id, _ in claims(store)} == set(ended[2:])
         kept = claims(store)
         draft = means.outputs.draft(ended[0], 7)
-        await draft.commit(
-            generation_pb2.Output(sha256="e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855")
-        )
+        await draft.commit(generation_pb2.Output(sha256=hashlib.sha256().hexdigest()))
         await sweep(means)
         assert claims(store) == {*kept, (ended[0], 7)}, "young files may be about to be named"
         await asyncio.sleep(1.1)

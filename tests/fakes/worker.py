@@ -5,6 +5,7 @@ it do, beside painting:
 
     "dies"          the engine process ends under its supervisor (ENGINE_DIED)
     "dies once"     the same, at the first run of the job only
+    "forgets once"  the model is gone when the run's turn comes (NOT_LOADED), at the first run of the job only
     "hogs"          OUT_OF_MEMORY unless the fallback with model offload is loaded
     "refused"       INVALID_REQUEST from the engine
     "hangs"         no progress for ever, heartbeats go on
@@ -269,6 +270,8 @@ class FakeWorker:
         if step == 2 and (prompt == "dies" or (prompt == "dies once" and self.starts[job_id] == 1)):
             self.loaded = None
             return EngineDiedError("the engine process was killed by signal 9", signal=9)
+        if prompt == "forgets once" and self.starts[job_id] == 1:
+            return NotLoadedError("the engine went between the run's beginning and its turn")
         if prompt == "hogs" and self.loaded and self.loaded.plan.offload != plan_pb2.OFFLOAD_TIER_MODEL:
             return OutOfMemoryError("the device is full", triggered_fallback="OUT_OF_MEMORY", needed_bytes=2)
         if prompt == "refused":

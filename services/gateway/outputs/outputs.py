@@ -55,8 +55,8 @@ class Outputs:
         """Removes the file of one claim, or of all claims; where the store fails, a sweep takes it later."""
         await asyncio.to_thread(self._delete, job_id, counter)
 
-    async def delete_others(self, job_id: str, counter: int) -> None:
-        """Removes the files of all claims but one; where the store fails, a sweep takes them later."""
+    async def delete_older(self, job_id: str, counter: int) -> None:
+        """Removes the files of lower claims; where the store fails, a sweep takes them later."""
         await asyncio.to_thread(self._delete, job_id, None, counter)
 
     async def has_room(self) -> bool:
@@ -120,10 +120,11 @@ class Outputs:
         claims = {file.key: claim_of(file.key) for file in self._store.list(prefix)}
         return sorted(key for key, claim in claims.items() if claim and counter in (None, claim[1]))
 
-    def _delete(self, job_id: str, counter: int | None, kept: int | None = None) -> None:
+    def _delete(self, job_id: str, counter: int | None, below: int | None = None) -> None:
         try:
             for key in self._keys(job_id, counter):
-                if kept is None or claim_of(key) != (job_id, kept):
+                claim = claim_of(key)
+                if below is None or (claim is not None and claim[1] < below):
                     self._store.delete(key)
         except OSError as fault:
             log.warning("output_not_deleted", job_id=job_id, cause=str(fault))

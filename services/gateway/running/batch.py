@@ -198,6 +198,8 @@ class Batch:
             if attempt.claim.job.id != event.job_id:
                 continue
             error = error_from_message(event.error) if event.HasField("error") else None
+            if isinstance(error, NotLoadedError):
+                raise error  # the engine went between the run's beginning and its turn: no job's fault
             if error is not None and fallback_after(self._seat.loaded_plan, error) is not None:
                 self._fallen[event.job_id] = error
             else:

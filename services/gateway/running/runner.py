@@ -125,6 +125,7 @@ class Runner:
     async def _succeed(self) -> None:
         output = await self.attempt.run()
         job, token = self.claim.job, self.claim.token
+        await self._delete_older()
         try:
             if self._wish:
                 raise self._unwanted()
@@ -138,7 +139,6 @@ class Runner:
         self._has_succeeded = True
         self._seat.went_well(job.id, token.counter)
         await self._acknowledge()
-        await self._delete_older()
 
     async def _end(self, error: DarkroomError | None) -> None:
         """Leaves the job as it should be left."""
@@ -159,9 +159,9 @@ class Runner:
 
     async def _fail(self, error: DarkroomError) -> None:
         log.warning("job_failed", reason=error.reason)
+        await self._delete_older()
         await self.attempt.insist(lambda: self._means.jobs.fail(self.claim, error_to_message(error)))
         await self._acknowledge()
-        await self._delete_older()
 
     async def _set_back(self, error: DarkroomError, verdict: Verdict) -> None:
         log.warning("attempt_ended", reason=error.reason, verdict=verdict.name, message=error.message)
@@ -203,9 +203,12 @@ class Runner:
                 await asyncio.sleep(ORPHAN_LOOK_S)
 
     async def _delete_older(self) -> None:
-        """Deletes what an earlier gateway stored that lost the job before it could say so."""
+        """Deletes what an earlier gateway stored that lost the job before it could say so.
+
+        Before the job ends, not after: a lower claim can't win any more, and nobody would come to do it later.
+        """
         if self.claim.is_adopted or self.claim.job.attempts > 1:
-            await self._means.outputs.delete_others(self.claim.job.id, self.claim.token.counter)
+            await self._means.outputs.delete_older(self.claim.job.id, self.claim.token.counter)
 
     async def _acknowledge(self) -> None:
         """Lets the worker forget; it does so by itself in time where this does not reach it."""

@@ -113,9 +113,11 @@ async def test_claims_have_files_of_their_own(outputs: Outputs, store: Store) ->
     await outputs.delete(JOB, 1)
     assert not await outputs.exists(JOB, 1)
     assert await read(outputs, b"12", 0, 12) == b"12"
-    await outputs.delete_others(JOB, 12)
+    await write(outputs, b"later", 20)
+    await outputs.delete_older(JOB, 12)
     assert not await outputs.exists(JOB, 2)
     assert await outputs.exists(JOB, 12)
+    assert await outputs.exists(JOB, 20)
     await outputs.delete(JOB)
     assert keys(store) == []
 
