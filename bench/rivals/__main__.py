@@ -23,7 +23,7 @@ from bench.machine import describe_machine
 from bench.rivals import WARM_UP
 from services.gateway.store.server import find_server
 
-NUM_TASKS = 1000
+NUM_TASKS = 500
 WIDTH = 16
 ROUNDS = 3
 START_S = 20.0

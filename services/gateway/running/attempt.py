@@ -12,10 +12,11 @@ from typing import TypeVar
 
 from darkroom.rpc.errors import DarkroomError, StoreUnavailableError, WorkerLostError, error_from_message
 from darkroom.v1 import generation_pb2, plan_pb2, worker_pb2
-from services.gateway.running.journal import Entry, Journal
+from services.gateway.running.journal import Journal
 from services.gateway.running.lease import Lease
 from services.gateway.running.progress import ProgressTruth
 from services.gateway.running.resources import Resources
+from services.gateway.store.driving import Entry
 from services.gateway.store.record import Claim
 from services.gateway.store.vocabulary import Wish
 
@@ -57,14 +58,13 @@ class Attempt:
         """True while it waits for what its run tells."""
         return not self._collected.done()
 
-    async def run(self) -> generation_pb2.Output:
-        """Returns the output, whose file is committed. Raises what ended the attempt."""
+    async def run(self) -> tuple[generation_pb2.Output, Sequence[Entry]]:
+        """Returns the output, its file committed, and progress that is not kept yet. Raises what ended the attempt."""
         try:
             output = await self._collect()
             self._keep(0, self._truth.of_run(generation_pb2.Progress(phase=generation_pb2.PHASE_SAVING, fraction=1)))
-            await self._journal.flush()
             await self._draft.commit(output)
-            return output
+            return output, await self._journal.take()
         finally:
             self._collected.cancel()
             self._draft.discard()

@@ -1,6 +1,7 @@
 """Progress on its way to the store: what comes in one burst, or while a write is under way, goes in one write.
 
-Knows nothing of workers. Invariant: everything added is kept once and in order before `flush` returns.
+Knows nothing of workers. Invariant: everything added is kept once and in order before `flush` returns, or
+handed back by `take`.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from darkroom.rpc.errors import DarkroomError
 from darkroom.rpc.serving import end_task
 from darkroom.v1 import generation_pb2
+from services.gateway.store.driving import Entry
 
 # A worker tells several steps in one burst, which arrives message by message.
 GATHER_S = 0.005
 
-Entry = tuple[int, generation_pb2.Progress]
 Write = Callable[[Sequence[Entry]], Awaitable[None]]
 
 
@@ -32,6 +33,7 @@ class Journal:
         self._write = write
         self._gather_s = gather_s
         self._hurry = asyncio.Event()
+        self._is_taken = False
         self._entries: list[Entry] = []
         self._writer: asyncio.Task[None] | None = None
 
@@ -49,6 +51,12 @@ class Journal:
             self._hurry.set()
             await asyncio.shield(self._writer)
 
+    async def take(self) -> Sequence[Entry]:
+        """Writes no more; returns what is not written yet. Raises what a write failed with."""
+        self._is_taken = True
+        await self.flush()
+        return self._entries
+
     async def close(self) -> None:
         """Gives up what is not written."""
         if self._writer is not None:
@@ -61,6 +69,8 @@ class Journal:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._gather_s):
                     await self._hurry.wait()
+            if self._is_taken:
+                return
             entries, self._entries = self._entries, []
             await self._write(entries)
         self._hurry.clear()

@@ -123,13 +123,13 @@ class Runner:
         return None
 
     async def _succeed(self) -> None:
-        output = await self.attempt.run()
+        output, entries = await self.attempt.run()
         job, token = self.claim.job, self.claim.token
         await self._delete_older()
         try:
             if self._wish:
                 raise self._unwanted()
-            await self.attempt.insist(lambda: self._means.jobs.succeed(self.claim, output))
+            await self.attempt.insist(lambda: self._means.jobs.succeed(self.claim, output, entries))
         except (StaleTokenError, CancelledError, DeadlineError):
             await self._means.outputs.delete(job.id, token.counter)
             raise

@@ -18,6 +18,9 @@ from services.gateway.store.record import Claim, claim_of
 from services.gateway.store.scripts import Scripts
 from services.gateway.store.vocabulary import CANCELLED, LATE, Setback, Wish, to_ms
 
+# Sequence within the run, 0 for the gateway's own, and progress.
+Entry = tuple[int, generation_pb2.Progress]
+
 
 class Driving:
     """The drivers' part of the jobs."""
@@ -74,18 +77,23 @@ class Driving:
         """Prolongs a lease; returns what somebody wants of the job. Raises StaleTokenError."""
         return self._standing(claim, await self._scripts.call("renew", *_guard(claim), to_ms(lease_s)))
 
-    async def append(self, claim: Claim, entries: Sequence[tuple[int, generation_pb2.Progress]]) -> Wish:
+    async def append(self, claim: Claim, entries: Sequence[Entry]) -> Wish:
         """Keeps progress, each once: its sequence within the run, or 0 for the gateway's own. Returns as `renew`."""
-        pairs = [part for sequence, progress in entries for part in (sequence, progress.SerializeToString())]
-        return self._standing(claim, await self._scripts.call("append", *_guard(claim), *pairs))
+        return self._standing(claim, await self._scripts.call("append", *_guard(claim), *_pairs(entries)))
 
     async def begin_run(self, claim: Claim, run_id: str) -> None:
         """Names the next run of the same attempt. Raises StaleTokenError."""
         self._standing(claim, await self._scripts.call("begin_run", *_guard(claim), run_id, lasting=True))
 
-    async def succeed(self, claim: Claim, output: generation_pb2.Output) -> None:
-        """Ends the job with its output. Raises StaleTokenError, or DeadlineError when its deadline has passed."""
-        await self._finish(claim, job_pb2.JOB_STATE_SUCCEEDED, output.SerializeToString(), b"", output.size_bytes)
+    async def succeed(self, claim: Claim, output: generation_pb2.Output, entries: Sequence[Entry] = ()) -> None:
+        """Ends the job with its output, after progress that was not kept yet.
+
+        Raises:
+            StaleTokenError: a newer claim has the job.
+            DeadlineError: its deadline has passed.
+        """
+        state = job_pb2.JOB_STATE_SUCCEEDED
+        await self._finish(claim, state, output.SerializeToString(), b"", output.size_bytes, entries)
 
     async def fail(self, claim: Claim, error: error_pb2.Error) -> None:
         """Ends the job with an error; CANCELLED if that is its reason. Raises StaleTokenError."""
@@ -128,8 +136,11 @@ class Driving:
         """Lets another gateway adopt the job at once."""
         await self._scripts.call("forfeit", *_guard(claim), lasting=True)
 
-    async def _finish(self, claim: Claim, state: int, output: bytes, error: bytes, num_bytes: int = 0) -> None:
-        answer = await self._scripts.call("finish", *_guard(claim), state, output, error, num_bytes, lasting=True)
+    async def _finish(
+        self, claim: Claim, state: int, output: bytes, error: bytes, num_bytes: int = 0, entries: Sequence[Entry] = ()
+    ) -> None:
+        end = (state, output, error, num_bytes)
+        answer = await self._scripts.call("finish", *_guard(claim), *end, *_pairs(entries), lasting=True)
         if answer[0] == b"late":
             raise error_from_message(LATE)
         if answer[0] in (b"stale", b"missing"):
@@ -167,6 +178,10 @@ def _evidence(claim: Claim, cause: error_pb2.Error) -> bytes:
     attempt = job.failed_attempts.add(attempt=claim.job.attempts, worker_id=claim.job.worker_id, error=cause)
     attempt.happened_at.GetCurrentTime()
     return job.SerializeToString()
+
+
+def _pairs(entries: Sequence[Entry]) -> list[int | bytes]:
+    return [part for sequence, progress in entries for part in (sequence, progress.SerializeToString())]
 
 
 def _guard(claim: Claim) -> tuple[str, int]:

@@ -116,6 +116,21 @@ async def test_fifty_writers_end_a_job_once(jobs: Jobs, client: aioredis.Redis) 
     assert sum(listed) == 1
 
 
+async def test_an_end_brings_the_progress_that_was_not_kept_yet_before_it_and_once(
+    jobs: Jobs, client: aioredis.Redis
+) -> None:
+    job = await submit(jobs)
+    got = await claim(jobs)
+    steps = [(number, generation_pb2.Progress(completed=number)) for number in (1, 2, 3)]
+    await jobs.append(got, steps[:2])
+    for _ in range(2):
+        await jobs.succeed(got, OUTPUT, steps)
+    entries = [fields for _, fields in await client.xrange(f"darkroom:events:{job.id}")]
+    told = [generation_pb2.Progress.FromString(fields[b"progress"]) for fields in entries if b"progress" in fields]
+    assert [progress.completed for progress in told] == [1, 2, 3]
+    assert entries[-1][b"state"] == b"3"
+
+
 async def test_repeating_the_winning_end_is_no_error(jobs: Jobs) -> None:
     await submit(jobs)
     got = await claim(jobs)

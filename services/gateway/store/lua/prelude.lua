@@ -109,6 +109,25 @@ end
 
 local function is_terminal(state) return state == SUCCEEDED or state == FAILED or state == CANCELLED end
 
+-- Keeps the progress in ARGV from `first` on, each once: pairs of sequence within the run, or 0 for the gateway's own, and
+-- progress. Returns whether there was any that was not kept before.
+local function keep(id, first)
+  local key = job_key(id)
+  local kept = tonumber(redis.call('HGET', key, 'run_seq') or '0')
+  local last, newest = nil, kept
+  for place = first, #ARGV, 2 do
+    local run_sequence = tonumber(ARGV[place])
+    if run_sequence == 0 or run_sequence > newest then
+      newest = math.max(newest, run_sequence)
+      last = ARGV[place + 1]
+      tell(id, 'progress', last)
+    end
+  end
+  if newest > kept then redis.call('HSET', key, 'run_seq', whole(newest)) end
+  if last then redis.call('HSET', key, 'progress', last) end
+  return last ~= nil
+end
+
 -- 'ok' when `token` is the newest claim of a running job; else what it is instead.
 local function check(id, token)
   local held = redis.call('HMGET', job_key(id), 'state', 'token')
