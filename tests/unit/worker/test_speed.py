@@ -21,6 +21,7 @@ from darkroom.v1 import device_pb2, engine_pb2, plan_pb2
 from services.worker.config import WorkerSettings
 from services.worker.engine.assembly.compiling import (
     MOST_GRAPHS,
+    RECOMPILE_LIMIT,
     RecompileCounter,
     compile_decoder,
     raise_limit,
@@ -211,11 +212,12 @@ class Block(nn.Module):
 @pytest.mark.usefixtures("flags")
 def test_code_made_anew_is_counted_and_dropped_before_pytorchs_limit_is_met() -> None:
     forgotten: list[bool] = []
-    put_back, counter = raise_limit(), RecompileCounter(lambda: forgotten.append(True))
+    assert MOST_GRAPHS < RECOMPILE_LIMIT
+    put_back, counter = raise_limit(), RecompileCounter(lambda: forgotten.append(True), most_graphs=5)
     blocks = [Block(), Block()]
     for block in blocks:
         block.compile(backend="eager", fullgraph=True, dynamic=False)
-    for rows in range(2, MOST_GRAPHS + 4):
+    for rows in range(2, 9):
         counter.begin()
         for block in blocks:
             block(torch.zeros(rows, 4))
@@ -223,7 +225,7 @@ def test_code_made_anew_is_counted_and_dropped_before_pytorchs_limit_is_met() ->
         assert counter.engagements()[0].engaged == "1"
     assert forgotten == [True]
     counter.begin()
-    blocks[0](torch.zeros(MOST_GRAPHS + 3, 4))
+    blocks[0](torch.zeros(8, 4))
     assert (counter.engagements()[0].engaged, counter.engagements()[0].reason) == ("0", "")
     torch.compiler.reset()
     put_back()

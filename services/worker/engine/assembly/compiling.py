@@ -87,15 +87,17 @@ class RecompileCounter:
 
     Args:
         forget: has others forget what rests on the code, before it is dropped.
+        most_graphs: that may be made before all are dropped.
     """
 
-    def __init__(self, forget: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, forget: Callable[[], None] = lambda: None, most_graphs: int = MOST_GRAPHS) -> None:
         self._forget = forget
+        self._most_graphs = most_graphs
         self._since_reset = self._since_begin = num_graphs()
 
     def begin(self) -> None:
         """A request begins."""
-        if num_graphs() - self._since_reset > MOST_GRAPHS:
+        if num_graphs() - self._since_reset > self._most_graphs:
             log.warning("compiled_code_dropped", num_graphs=num_graphs() - self._since_reset)
             self._forget()
             torch.compiler.reset()
