@@ -44,8 +44,23 @@ def _component_plan(
     counted = question.catalogue.weights[component.architecture].schemes.get(wanted)
     is_taken = wanted == device_pb2.SCHEME_GGUF or (counted is not None and counted.num_tensors > 0)
     scheme = wanted if is_taken else device_pb2.SCHEME_NONE
-    architecture = question.catalogue.architectures[component.architecture]
     artifact = artifacts.get(name) if is_taken else None
+    if artifact is not None:
+        return _describe(question, sizes, name, component, scheme, artifact)
+    if (name, scheme) not in sizes.component_plans:
+        sizes.component_plans[name, scheme] = _describe(question, sizes, name, component, scheme, None)
+    return sizes.component_plans[name, scheme]
+
+
+def _describe(
+    question: Question,
+    sizes: Bytes,
+    name: str,
+    component: Component,
+    scheme: device_pb2.Scheme.ValueType,
+    artifact: checkpoint_pb2.CheckpointSource | None,
+) -> plan_pb2.ComponentPlan:
+    architecture = question.catalogue.architectures[component.architecture]
     return plan_pb2.ComponentPlan(
         name=name,
         role=component.role,

@@ -35,6 +35,11 @@ class Bytes:
         self.vae_scheme = vae_scheme
         self._known: dict[tuple[str, Scheme], int] = {}
         self._weights: dict[tuple[Scheme, Scheme, bool], Weights] = {}
+        # (all, largest expert, streamed) by scheme; (all, largest) by scheme.
+        self._denoising: dict[Scheme, tuple[int, int, int]] = {}
+        self._encoding: dict[Scheme, tuple[int, int]] = {}
+        # As plans tell them, by name and scheme: a fallback shares most components with what it follows.
+        self.component_plans: dict[tuple[str, Scheme], plan_pb2.ComponentPlan] = {}
         parts = list(question.variant.components.values())
         self._denoisers = [part for part in parts if part.role == DENOISER]
         self._texts = [part for part in parts if part.role == TEXT_ENCODER]
@@ -82,18 +87,23 @@ class Bytes:
         return self._weights[key]
 
     def _reckon(self, scheme: Scheme, text_scheme: Scheme, visits_dense: bool) -> Weights:
-        denoisers = [self.of(part, scheme) for part in self._denoisers]
-        texts = [self.of(part, text_scheme) for part in self._texts]
-        all_denoisers, expert = sum(denoisers), max(denoisers)
+        if scheme not in self._denoising:
+            denoisers = [self.of(part, scheme) for part in self._denoisers]
+            self._denoising[scheme] = (sum(denoisers), max(denoisers), self._streamed(scheme))
+        if text_scheme not in self._encoding:
+            texts = [self.of(part, text_scheme) for part in self._texts]
+            self._encoding[text_scheme] = (sum(texts), max(texts, default=0))
+        all_denoisers, expert, streamed = self._denoising[scheme]
+        text, text_encoder = self._encoding[text_scheme]
         return Weights(
             denoiser=all_denoisers,
             expert=expert,
-            text=sum(texts),
-            text_encoder=max(texts, default=0),
+            text=text,
+            text_encoder=text_encoder,
             companions=self._companions,
             text_layer=self._text_layer,
             denoiser_layer=self._denoiser_layer,
-            streamed_denoiser=self._streamed(scheme),
+            streamed_denoiser=streamed,
             loading=self._loading(all_denoisers, expert) if visits_dense else 0,
         )
 
