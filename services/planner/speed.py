@@ -37,7 +37,7 @@ MAGNITUDE_SETTINGS = {
     plan_pb2.STEP_CACHE_QUALITY_FAST: (0.24, 3, 0.2),
 }
 # Copies and products overlap, but not wholly: a step takes the longer of the two and this share of the shorter. On an
-# H200 at 55.4 GB/s (torch 2.11; bench/results/device_memory.md) that is within a quarter of all seven that were measured:
+# H200 at 55.4 GB/s (torch 2.11; bench/results/device_memory.md) that is within a quarter of the seven measurements:
 # FLUX.1 546 ms dense and 312 in float8 storage, Z-Image 240 and 191, Qwen-Image 791 and 405, Wan 14B 1,466 dense.
 EXPOSED_SHARE = 0.25
 # Share of the data sheet's peak that eager bfloat16 reached there: 74.4 TFLOP in 174.5 ms of 989 TFLOP/s.
