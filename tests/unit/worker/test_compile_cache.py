@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.caches import child
 from darkroom.v1 import device_pb2, plan_pb2
 from services.worker.config import WorkerSettings
 from services.worker.engine.assembly.compile_cache import MANIFEST, VARIABLES, fingerprint, trim, use_cache
@@ -75,3 +76,14 @@ def test_a_folder_that_can_not_be_written_is_told_and_changes_nothing(tmp_path: 
     assert "can't be written" in problem
     put_back()
     assert {name: os.environ.get(name) for name in VARIABLES} == before
+
+
+@pytest.mark.skipif(not os.environ.get("DARKROOM_TEST_EVERYTHING"), reason="compiles for a minute, in two processes")
+@pytest.mark.timeout(600)
+def test_a_second_process_finds_all_the_code_of_the_first(tmp_path: Path) -> None:
+    first, second = (child("cpu", tmp_path) for _ in range(2))
+    assert first["found"].startswith("0 of ")
+    found, _, count = second["found"].split()[:3]
+    assert found == count != "0"
+    assert second["compile_s"] < first["compile_s"]
+    assert second["known_ms"] < second["encode_ms"]
