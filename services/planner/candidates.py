@@ -74,7 +74,9 @@ def candidates(question: Question, ladder: Ladder, sizes: Bytes) -> Iterator[Can
     """Yields what could run, fastest first."""
     whole, sliced = activations_of(question, slices=False), activations_of(question, slices=True)
     is_eager = question.wishes.memory_mode == plan_pb2.MEMORY_MODE_FAST
-    sources = {scheme: denoiser_sources(question, scheme) for scheme in ladder.schemes}
+    is_unified, is_video = question.device.has_unified_memory, question.variant.media == model_pb2.MEDIA_KIND_VIDEO
+    # Looked for when a scheme's turn comes: most plans end before the last one's.
+    sources: dict[Scheme, tuple[Source, ...]] = {}
     overheads = {scheme: _overhead(question, scheme) for scheme in ladder.schemes}
     schemes = {
         (casts, streams): tuple(_schemes(question, ladder, casts, streams))
@@ -84,16 +86,20 @@ def candidates(question: Question, ladder: Ladder, sizes: Bytes) -> Iterator[Can
     for arrangement in _arrangements(question, ladder):
         placement = arrangement.placement
         is_resident = placement.tier == NONE
-        needs = whole if is_resident and not question.device.has_unified_memory else sliced
+        needs = whole if is_resident and not is_unified else sliced
         fill = RESIDENT_FILL if is_resident and not is_eager else 1.0
         text_scheme = _text_scheme(arrangement, ladder)
         for scheme in schemes[arrangement.casts_denoiser, placement.tier in UNSTREAMABLE_TIERS]:
             over = overheads[scheme]
+            if scheme not in sources:
+                sources[scheme] = denoiser_sources(question, scheme)
             for source in sources[scheme]:
-                if _is_allowed(question, placement, source):
-                    weights = sizes.weights(scheme, text_scheme, source.visits_dense)
-                    required, host = required_of(placement, weights, needs) + over, placement.host_bytes(weights)
-                    yield Candidate(placement, scheme, text_scheme, source, weights, needs, over, fill, required, host)
+                # Artifacts of video models are loaded resident only: their experts come all or none.
+                if is_video and not is_resident and source.is_prequantised:
+                    continue
+                weights = sizes.weights(scheme, text_scheme, source.visits_dense)
+                required, host = required_of(placement, weights, needs) + over, placement.host_bytes(weights)
+                yield Candidate(placement, scheme, text_scheme, source, weights, needs, over, fill, required, host)
 
 
 def _overhead(question: Question, scheme: Scheme) -> int:
@@ -130,12 +136,6 @@ def _schemes(question: Question, ladder: Ladder, casts: bool, streams: bool) -> 
         is_exact = not is_balanced or scheme != STORAGE or DENSE not in ladder.schemes
         if is_streamable and is_exact and (scheme == STORAGE) == casts:
             yield scheme
-
-
-def _is_allowed(question: Question, placement: Placement, source: Source) -> bool:
-    # Artifacts of video models are loaded resident only: their experts come all or none.
-    is_video = question.variant.media == model_pb2.MEDIA_KIND_VIDEO
-    return not (source.is_prequantised and is_video and placement.tier != NONE)
 
 
 def disk_shortfall(question: Question, candidate: Candidate, sizes: Bytes) -> plan_pb2.Reason | None:

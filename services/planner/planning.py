@@ -15,7 +15,7 @@ from services.planner.description import describe
 from services.planner.fallbacks import SOURCE_FAILED, fallbacks_of
 from services.planner.holding import hold
 from services.planner.ladder import Ladder, build_ladder
-from services.planner.memory import Supply, budget_message, supply_of
+from services.planner.memory import Supply, budget_message, fits, supply_of
 from services.planner.placement import NONE
 from services.planner.question import Question, ask
 from services.planner.sizes import Bytes
@@ -43,7 +43,7 @@ def plan(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> plan
     sizes = Bytes(question, ladder.vae_scheme)
     found, rejected = candidates(question, ladder, sizes), Rejected()
     for candidate in found:
-        is_held = is_fitting(candidate, supply)
+        is_held = fits(supply, candidate.required, candidate.host, candidate.fill)
         lack = disk_shortfall(question, candidate, sizes) if is_held else None
         if not is_held or lack is not None:
             rejected.append((candidate, lack))

@@ -81,6 +81,8 @@ def has_dense(question: Question) -> bool:
 
 def replaced_parts(question: Question, source: Source, text_scheme: Scheme) -> Parts:
     """Returns every artifact that a candidate is read from, by the component that it replaces."""
+    if text_scheme == device_pb2.SCHEME_NONE:
+        return source.parts
     names = [name for name, part in question.variant.components.items() if part.role == TEXT_ENCODER]
     found = {name: _text_source(question, name, text_scheme) for name in names}
     return source.parts | {name: artifact for name, artifact in found.items() if artifact is not None}
