@@ -152,7 +152,8 @@ def held(placement: Placement, weights: Weights) -> tuple[int, int, int]:
     streams, tier = placement.streams_text_encoders, placement.tier
     visiting = weights.text_layer if streams else weights.text
     if tier == NONE:
-        return weights.total, weights.total, weights.total
+        total = weights.total
+        return total, total, total
     if tier == ENCODERS:
         stays = weights.denoiser + weights.companions
         return stays + visiting, stays, stays

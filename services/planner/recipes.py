@@ -32,24 +32,31 @@ def component_plans(
     question: Question, candidate: Candidate, sizes: Bytes, artifacts: Parts
 ) -> list[plan_pb2.ComponentPlan]:
     """Returns every weighted component with its scheme, in loading order; some are read from artifacts."""
-    parts = question.variant.components.items()
-    return [_component_plan(question, candidate, sizes, artifacts, name, part) for name, part in parts]
+    wanted = {DENOISER: candidate.scheme, TEXT_ENCODER: candidate.text_scheme, VAE: sizes.vae_scheme}
+    plans = []
+    for name, part in question.variant.components.items():
+        scheme = wanted.get(part.role, device_pb2.SCHEME_NONE)
+        artifact = artifacts.get(name)
+        known = sizes.component_plans.get((name, scheme)) if artifact is None else None
+        plans.append(known or _component_plan(question, sizes, name, part, scheme, artifact))
+    return plans
 
 
 def _component_plan(
-    question: Question, candidate: Candidate, sizes: Bytes, artifacts: Parts, name: str, component: Component
+    question: Question,
+    sizes: Bytes,
+    name: str,
+    component: Component,
+    wanted: device_pb2.Scheme.ValueType,
+    artifact: checkpoint_pb2.CheckpointSource | None,
 ) -> plan_pb2.ComponentPlan:
-    by_role = {DENOISER: candidate.scheme, TEXT_ENCODER: candidate.text_scheme, VAE: sizes.vae_scheme}
-    wanted = by_role.get(component.role, device_pb2.SCHEME_NONE)
     counted = question.catalogue.weights[component.architecture].schemes.get(wanted)
     is_taken = wanted == device_pb2.SCHEME_GGUF or (counted is not None and counted.num_tensors > 0)
     scheme = wanted if is_taken else device_pb2.SCHEME_NONE
-    artifact = artifacts.get(name) if is_taken else None
-    if artifact is not None:
-        return _describe(question, sizes, name, component, scheme, artifact)
-    if (name, scheme) not in sizes.component_plans:
-        sizes.component_plans[name, scheme] = _describe(question, sizes, name, component, scheme, None)
-    return sizes.component_plans[name, scheme]
+    told = _describe(question, sizes, name, component, scheme, artifact if is_taken else None)
+    if artifact is None:
+        sizes.component_plans[name, wanted] = told
+    return told
 
 
 def _describe(
