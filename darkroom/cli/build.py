@@ -8,10 +8,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
+from darkroom.cli.build_options import (
+    Base,
+    Component,
+    Device,
+    Expert,
+    Float32,
+    Model,
+    NoGates,
+    Pairs,
+    SchemeWord,
+    Sheet,
+    Source,
+)
 from darkroom.cli.builder import CALL_S, Builder, Store, with_builder
 from darkroom.cli.failures import EXIT_FAILED, UserError
 from darkroom.cli.session import AsJson
@@ -25,43 +38,17 @@ TEXT_WORDS = {"fp8": "fp8_storage", "fp8_dynamic": "fp8"}
 
 
 def build(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Name or alias.", show_default=False)],
-    scheme: Annotated[str, typer.Option("--scheme", help="fp8, int8, mxfp8, nvfp4 or fp8_storage.")] = "fp8",
-    component: Annotated[
-        str | None,
-        typer.Option("--component", help="An attribute of the pipeline.", show_default="the denoiser, or both experts"),
-    ] = None,
-    expert: Annotated[int, typer.Option("--expert", min=0, max=2, help="One of two experts.", show_default="both")] = 0,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--source",
-            metavar="PATH",
-            help="Where the dense weights are: a folder, or one safetensors file.",
-            show_default="where the catalogue says",
-        ),
-    ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--base",
-            metavar="NAME",
-            help="What --source is: the model's repository for a copy, else a name of its own.",
-            show_default=False,
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu or cuda:0, for a builder started here.", show_default="auto")
-    ] = None,
-    float32: Annotated[bool, typer.Option("--float32", help="For devices that compute in float32.")] = False,
-    no_gates: Annotated[bool, typer.Option("--no-gates", help="Build only; it is not listed.")] = False,
-    pairs: Annotated[
-        int, typer.Option("--pairs", min=0, max=64, help="Pictures to compare.", show_default="the catalogue's")
-    ] = 0,
-    sheet: Annotated[
-        Path | None,
-        typer.Option("--sheet", metavar="FILE", help="Save the contact sheet of the gates here.", show_default=False),
-    ] = None,
+    model: Model,
+    scheme: SchemeWord = "fp8",
+    component: Component = None,
+    expert: Expert = 0,
+    source: Source = None,
+    base: Base = None,
+    device: Device = None,
+    float32: Float32 = False,
+    no_gates: NoGates = False,
+    pairs: Pairs = 0,
+    sheet: Sheet = None,
     store: Store = None,
     as_json: AsJson = False,
     builder: Builder = "",
