@@ -110,11 +110,14 @@ def test_an_interrupt_cancels_a_blocking_call(blocking: tuple[FakeGateway, Clien
         time.sleep(0.05)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # type: ignore[arg-type]
 
+    # A shell without job control starts what it puts in the background with this signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         client.generate("a red apple", steps=100)
     thread.join()
+    signal.signal(signal.SIGINT, before)
     (job,) = gateway.jobs.values()
     assert job.record.state == job_pb2.JOB_STATE_CANCELLED
 

@@ -294,7 +294,9 @@ def test_a_decoder_of_volumes_or_tiles_is_left_alone(folder: Path) -> None:
 def test_compiling_is_tried_before_it_is_promised() -> None:
     probe = try_compiling(CPU)
     assert probe is not None
-    assert probe.works, probe.reason
+    # Inductor of torch 2.13 passes include paths to the C++ compiler unquoted.
+    can_compile = " " not in torch.__file__
+    assert probe.works == can_compile, probe.reason
 
 
 def test_uncompiled_dynamic_quantisation_is_told_with_its_price(folder: Path) -> None:
