@@ -100,7 +100,7 @@ class EngineLoop:
 
     def __init__(self, make_engine: Callable[[], Engine], link: socket.socket) -> None:
         self._link = link
-        self._outbox = Outbox(link)
+        self._outbox = Outbox(link, _end)
         self._commands: queue.SimpleQueue[engine_pb2.EngineCommand] = queue.SimpleQueue()
         self._cancelled = Cancellations()
         # Before the engine is made, which imports for seconds: a supervisor that goes meanwhile is noticed.
@@ -122,8 +122,7 @@ class EngineLoop:
                 else:
                     self._commands.put(command)
         finally:
-            # Nobody is left to tell anything; what the device holds goes with the process.
-            os._exit(0)
+            _end()
 
     def _execute(self, command: engine_pb2.EngineCommand) -> None:
         ended = engine_pb2.EngineEnded()
@@ -188,6 +187,11 @@ def serve(make_engine: Callable[[], Engine]) -> None:
     configure_logs("engine", settings.log_level)
     log.debug("engine_process", pid=os.getpid())
     EngineLoop(make_engine, link).run(settings)
+
+
+def _end() -> None:
+    """Ends this process at once: nobody is left to tell anything, and what the device holds goes with it."""
+    os._exit(0)
 
 
 def _end_with_supervisor() -> None:

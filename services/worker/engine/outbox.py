@@ -8,10 +8,10 @@ order; none waits longer than the pause.
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 from darkroom.v1 import engine_pb2
 from services.worker.wire import pack
@@ -24,12 +24,14 @@ class Outbox:
     """The sending end of the engine's socket, for all of its threads.
 
     Args:
-        link: to the supervisor; when it is gone, this process ends.
+        link: to the supervisor.
+        when_lost: called by whichever thread finds that the supervisor is gone; it need not return.
         pause_s: longest that progress waits for more.
     """
 
-    def __init__(self, link: socket.socket, pause_s: float = PAUSE_S) -> None:
+    def __init__(self, link: socket.socket, when_lost: Callable[[], None], pause_s: float = PAUSE_S) -> None:
         self._link = link
+        self._when_lost = when_lost
         self._pause_s = pause_s
         self._held = bytearray()
         self._quiet_until = 0.0
@@ -64,5 +66,5 @@ class Outbox:
         try:
             self._link.sendall(self._held)
         except OSError:
-            os._exit(0)
+            self._when_lost()
         self._held.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
 
@@ -22,6 +23,10 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
     theirs.settimeout(5)
     yield ours, theirs
     theirs.close()
+
+
+def outbox_on(link: socket.socket, pause_s: float) -> Outbox:
+    return Outbox(link, lambda: None, pause_s)
 
 
 def event(number: int) -> engine_pb2.EngineEvent:
@@ -45,7 +50,7 @@ def is_quiet(link: socket.socket) -> bool:
 
 
 def test_the_first_progress_goes_at_once_and_the_next_waits(ends: tuple[socket.socket, socket.socket]) -> None:
-    outbox = Outbox(ends[0], FAR_S)
+    outbox = outbox_on(ends[0], FAR_S)
     outbox.send(event(1), can_wait=True)
     outbox.send(event(2), can_wait=True)
     assert read(ends[1]) == 1
@@ -53,7 +58,7 @@ def test_the_first_progress_goes_at_once_and_the_next_waits(ends: tuple[socket.s
 
 
 def test_what_waits_goes_by_itself_after_the_pause(ends: tuple[socket.socket, socket.socket]) -> None:
-    outbox = Outbox(ends[0], PAUSE_S)
+    outbox = outbox_on(ends[0], PAUSE_S)
     began_at = time.monotonic()
     for number in (1, 2, 3):
         outbox.send(event(number), can_wait=True)
@@ -62,7 +67,7 @@ def test_what_waits_goes_by_itself_after_the_pause(ends: tuple[socket.socket, so
 
 
 def test_what_can_not_wait_takes_along_what_waits_in_order(ends: tuple[socket.socket, socket.socket]) -> None:
-    outbox = Outbox(ends[0], FAR_S)
+    outbox = outbox_on(ends[0], FAR_S)
     for number in (1, 2, 3):
         outbox.send(event(number), can_wait=True)
     outbox.send(event(4))
@@ -70,8 +75,18 @@ def test_what_can_not_wait_takes_along_what_waits_in_order(ends: tuple[socket.so
 
 
 def test_progress_after_something_urgent_is_a_first_one_again(ends: tuple[socket.socket, socket.socket]) -> None:
-    outbox = Outbox(ends[0], FAR_S)
+    outbox = outbox_on(ends[0], FAR_S)
     outbox.send(event(1), can_wait=True)
     outbox.send(event(2))
     outbox.send(event(3), can_wait=True)
     assert [read(ends[1]) for _ in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("can_wait", [True, False])
+def test_whoever_finds_the_supervisor_gone_says_so(ends: tuple[socket.socket, socket.socket], can_wait: bool) -> None:
+    lost = threading.Event()
+    outbox = Outbox(ends[0], lost.set, PAUSE_S)
+    outbox.send(event(1), can_wait=True)
+    ends[1].close()
+    outbox.send(event(2), can_wait=can_wait)
+    assert lost.wait(5)
