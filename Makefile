@@ -8,7 +8,7 @@ TORCH_INDEX ?=
 PROMPT ?= a red apple, 3d style, blue background
 CHAOS ?= --lease 1.5 --hands 96
 RUN := .venv/bin/python
-PARALLEL := --numprocesses 2 --dist loadfile
+PARALLEL := --numprocesses 2 --dist worksteal
 INSTALL := .venv/bin/pip install --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: help demo test check format protos chaos clean
@@ -19,7 +19,7 @@ demo: .venv/run ## paint PROMPT through gateway, planner, worker and Redis
 	@$(RUN) -m darkroom.cli demo -- "$$PROMPT"
 demo: export PROMPT := $(PROMPT)
 
-# Two at a time, since most of them wait for processes; the tests of one file stay together. Real processes on a busy
+# Two at a time, since most of them wait for processes; a run goes on when one of the two dies. Real processes on a busy
 # machine can miss a bound: what failed runs once more, alone, with both outputs shown.
 test: .venv/dev check .cache/debian-redis/redis-server ## everything that CI runs
 	@$(RUN) -m pytest $(PARALLEL) || $(RUN) -m pytest --last-failed
