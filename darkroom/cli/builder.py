@@ -66,8 +66,8 @@ def with_builder(
 async def _builder_at(address: str, environment: Mapping[str, str]) -> AsyncIterator[CheckpointBuilderServiceAsyncStub]:
     import grpc
 
-    from darkroom.cli.local_service import running_service
     from darkroom.rpc.channels import open_channel
+    from darkroom.rpc.child_service import running_service
     from darkroom.rpc.status import from_rpc_error
     from darkroom.v1.checkpoint_builder_service_pb2_grpc import CheckpointBuilderServiceStub
 
@@ -77,8 +77,8 @@ async def _builder_at(address: str, environment: Mapping[str, str]) -> AsyncIter
             log = _log_path()
             silence = UserError("the checkpoint builder did not come up", f"Its log is {log}.")
             variable = "DARKROOM_BUILDER_LISTEN"
-            starting = running_service("checkpoint_builder", variable, silence, environment, log)
-            address = await stack.enter_async_context(starting)
+            starting = running_service("services.checkpoint_builder", variable, silence, environment, log)
+            address = (await stack.enter_async_context(starting)).address
         channel = await stack.enter_async_context(open_channel(address))
         try:
             stub: Any = CheckpointBuilderServiceStub(channel)

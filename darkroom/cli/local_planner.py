@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from darkroom.cli.local_service import running_service
 from darkroom.cli.up import services_are_here
 
 if TYPE_CHECKING:
@@ -29,13 +28,14 @@ async def plan_without_gateway(
     import grpc
 
     from darkroom.rpc.channels import open_channel
+    from darkroom.rpc.child_service import running_service
     from darkroom.rpc.status import from_rpc_error
     from darkroom.v1 import planner_service_pb2_grpc
 
     if not services_are_here():
         raise silence
-    starting = running_service("planner", "DARKROOM_PLANNER_LISTEN", silence)
-    async with starting as address, open_channel(address) as channel:
+    starting = running_service("services.planner", "DARKROOM_PLANNER_LISTEN", silence)
+    async with starting as planner, open_channel(planner.address) as channel:
         stub = planner_service_pb2_grpc.PlannerServiceStub(channel)
         try:
             return [_as_gateway(request, await stub.Plan(_ask(request), timeout=CALL_S)) for request in requests]

@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import os
 import signal
-import sys
 import uuid
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from darkroom.rpc.channels import open_channel
+from darkroom.rpc.child_service import running_service
 from darkroom.v1 import build_pb2, checkpoint_pb2
 from darkroom.v1 import checkpoint_builder_service_pb2 as messages
 from darkroom.v1.checkpoint_builder_service_pb2_grpc import CheckpointBuilderServiceStub
 
-ROOT = Path(__file__).resolve().parents[2]
-START_S, CALL_S, BUILD_S = 60.0, 20.0, 110.0
+START_S, STOP_S, CALL_S, BUILD_S = 60.0, 30.0, 20.0, 110.0
 
 
 @dataclass
@@ -61,41 +58,16 @@ class BuilderServer:
 @contextlib.asynccontextmanager
 async def serve_builder(data_dir: Path, **variables: object) -> AsyncIterator[BuilderServer]:
     """Starts `python -m services.checkpoint_builder` on a free port; `variables` are environment variables."""
-    data_dir.mkdir(parents=True, exist_ok=True)
     log_path = data_dir / f"builder-{uuid.uuid4().hex[:6]}.log"
     environment = {
-        **os.environ,
-        "DARKROOM_BUILDER_LISTEN": "127.0.0.1:0",
         "DARKROOM_DATA_DIR": str(data_dir),
         "DARKROOM_BUILDER_DEVICE": "cpu",
         # Of two cores shared with other tests: spinning threads would wait for each other.
         "DARKROOM_BUILDER_THREADS": "1",
         **{name: str(value) for name, value in variables.items()},
     }
-    with log_path.open("w") as log_file:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "services.checkpoint_builder"), cwd=ROOT, env=environment, stderr=log_file
-        )
-    try:
-        address = await _address(process, log_path)
-        async with open_channel(address) as channel:
-            yield BuilderServer(process, address, CheckpointBuilderServiceStub(channel), log_path)
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            try:
-                await asyncio.wait_for(process.wait(), 30)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-
-
-async def _address(process: asyncio.subprocess.Process, log_path: Path) -> str:
-    async with asyncio.timeout(START_S):
-        while True:
-            for line in log_path.read_text().splitlines():
-                if line.startswith("{") and (entry := json.loads(line)).get("event") == "serving":
-                    return str(entry["address"])
-            if process.returncode is not None:
-                raise RuntimeError(f"the builder ended with {process.returncode}: {log_path.read_text()[-2000:]}")
-            await asyncio.sleep(0.02)
+    silence = RuntimeError("the builder did not come up")
+    module, listen = "services.checkpoint_builder", "DARKROOM_BUILDER_LISTEN"
+    running = running_service(module, listen, silence, environment, log_path, start_s=START_S, stop_s=STOP_S)
+    async with running as service, open_channel(service.address) as channel:
+        yield BuilderServer(service.process, service.address, CheckpointBuilderServiceStub(channel), log_path)

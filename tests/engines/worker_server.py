@@ -8,21 +8,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from darkroom.rpc.channels import open_channel
+from darkroom.rpc.child_service import running_service
 from darkroom.v1 import checkpoint_pb2, device_pb2, generation_pb2, plan_pb2, worker_pb2
 from darkroom.v1 import worker_service_pb2 as messages
 from darkroom.v1.worker_service_pb2_grpc import WorkerServiceStub
 
 ROOT = Path(__file__).resolve().parents[2]
 REHEARSAL = "tests.engines.rehearsal"
-START_S = 60.0
+START_S, STOP_S = 60.0, 15.0
 
 
 @dataclass
@@ -78,41 +77,18 @@ class WorkerServer:
 @contextlib.asynccontextmanager
 async def serve_worker(engine_module: str = REHEARSAL, **variables: object) -> AsyncIterator[WorkerServer]:
     """Starts `python -m services.worker` on a free port; `variables` are environment variables."""
+    environment = {
+        "PYTHONPATH": str(ROOT),
+        "DARKROOM_WORKER_ENGINE_MODULE": engine_module,
+        **{name: str(value) for name, value in variables.items()},
+    }
+    silence = RuntimeError("the worker did not come up")
+    module, listen = "services.worker", "DARKROOM_WORKER_LISTEN"
     with tempfile.TemporaryDirectory() as folder:
         log_path = Path(folder) / "log"
-        environment = {
-            **os.environ,
-            "DARKROOM_WORKER_LISTEN": "127.0.0.1:0",
-            "DARKROOM_WORKER_ENGINE_MODULE": engine_module,
-            **{name: str(value) for name, value in variables.items()},
-        }
-        with log_path.open("w") as log_file:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "services.worker"), cwd=ROOT, env=environment, stderr=log_file
-            )
-        try:
-            address = await _address(process, log_path)
-            async with open_channel(address) as channel:
-                yield WorkerServer(process, address, WorkerServiceStub(channel), log_path)
-        finally:
-            if process.returncode is None:
-                process.terminate()
-                try:
-                    await asyncio.wait_for(process.wait(), 15)
-                except TimeoutError:
-                    process.kill()
-                    await process.wait()
-
-
-async def _address(process: asyncio.subprocess.Process, log_path: Path) -> str:
-    async with asyncio.timeout(START_S):
-        while True:
-            for line in log_path.read_text().splitlines():
-                if line.startswith("{") and (entry := json.loads(line)).get("event") == "serving":
-                    return str(entry["address"])
-            if process.returncode is not None:
-                raise RuntimeError(f"the worker ended with {process.returncode}: {log_path.read_text()[-2000:]}")
-            await asyncio.sleep(0.02)
+        running = running_service(module, listen, silence, environment, log_path, start_s=START_S, stop_s=STOP_S)
+        async with running as service, open_channel(service.address) as channel:
+            yield WorkerServer(service.process, service.address, WorkerServiceStub(channel), log_path)
 
 
 def rehearsal_plan(

@@ -6,11 +6,8 @@ Invariants: both processes are gone when the block is left; a failure of either 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import os
-import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +15,7 @@ from pathlib import Path
 import grpc
 
 from darkroom.rpc.channels import open_channel
+from darkroom.rpc.child_service import ChildService, running_service
 from darkroom.rpc.errors import NothingFitsError, UnavailableError, error_from_message
 from darkroom.rpc.logs import log
 from darkroom.rpc.status import from_rpc_error
@@ -113,47 +111,26 @@ async def running_services(environment: Mapping[str, str], folder: Path) -> Asyn
         channels = []
         for name, variable in (("planner", "DARKROOM_PLANNER_LISTEN"), ("worker", "DARKROOM_WORKER_LISTEN")):
             running = _running(name, variable, environment, folder / f"{name}.log")
-            address = await stack.enter_async_context(running)
-            channels.append(await stack.enter_async_context(open_channel(address)))
+            service = await stack.enter_async_context(running)
+            channels.append(await stack.enter_async_context(open_channel(service.address)))
         yield Services(PlannerServiceStub(channels[0]), WorkerServiceStub(channels[1]))
 
 
 @contextlib.asynccontextmanager
-async def _running(name: str, variable: str, environment: Mapping[str, str], log_file: Path) -> AsyncIterator[str]:
+async def _running(
+    name: str, variable: str, environment: Mapping[str, str], log_path: Path
+) -> AsyncIterator[ChildService]:
     paths = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {**os.environ, **environment, variable: "127.0.0.1:0", "PYTHONPATH": os.pathsep.join(paths)}
-    with log_file.open("wb") as target:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", f"services.{name}"),
-            env=variables,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=target,
-            stderr=target,
-        )
+    variables = {**environment, "PYTHONPATH": os.pathsep.join(paths)}
+    silence = UnavailableError(f"the gates' own {name} did not come up; the builder's log has its last words")
+    module, limits = f"services.{name}", {"start_s": START_S, "stop_s": STOP_S}
     try:
-        yield await _address(name, process, log_file)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            process.terminate()
-        try:
-            async with asyncio.timeout(STOP_S):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-
-
-async def _address(name: str, process: asyncio.subprocess.Process, log_file: Path) -> str:
-    loop = asyncio.get_running_loop()
-    ends_at = loop.time() + START_S
-    while loop.time() < ends_at and process.returncode is None:
-        for line in log_file.read_text(errors="replace").splitlines():
-            if line.startswith("{") and '"serving"' in line:
-                return str(json.loads(line)["address"])
-        await asyncio.sleep(0.05)
-    words = log_file.read_text(errors="replace")[-1000:]
-    log.error("gate_service_missing", name=name, words=words)
-    raise UnavailableError(f"the gates' own {name} did not come up; the builder's log has its last words")
+        async with running_service(module, variable, silence, variables, log_path, **limits) as service:
+            yield service
+    except UnavailableError as failure:
+        if failure is silence:
+            log.error("gate_service_missing", name=name, words=silence.__notes__)
+        raise
 
 
 @contextlib.contextmanager
