@@ -13,11 +13,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import grpc
+import psutil
 
 from darkroom.v1 import cluster_service_pb2, generation_pb2, job_pb2
 from darkroom.v1 import generation_service_pb2 as messages
 from tests.chaos.cluster import Cluster, Size, run_cluster
 from tests.chaos.evidence import Evidence, JobEvidence, gather
+from tests.chaos.nemesis import engine_of
 from tests.chaos.process import Process
 from tests.fakes.gateway import Stubs
 
@@ -111,6 +113,18 @@ class Scene:
                     await asyncio.sleep(0.05)
         except TimeoutError:
             raise AssertionError(f"{LIMIT_S:.0f} s have passed before {what}") from None
+
+    async def engine(self, worker: Process) -> psutil.Process:
+        """The worker's engine process, once it has one: after a death there is none for a moment."""
+        pid = 0
+
+        async def is_there() -> bool:
+            nonlocal pid
+            pid, _ = await engine_of(worker)
+            return pid > 0
+
+        await self.until(is_there, f"{worker.name} has an engine")
+        return psutil.Process(pid)
 
     def driver(self, job_id: str) -> int:
         """Place of the gateway that took the job last."""

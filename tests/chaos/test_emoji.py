@@ -7,8 +7,6 @@ began a run at all.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 
 import numpy as np
@@ -17,10 +15,8 @@ import pytest_asyncio
 from numpy.typing import NDArray
 from PIL import Image
 
-from darkroom.rpc.channels import open_channel
 from darkroom.v1 import generation_service_pb2 as messages
-from darkroom.v1 import job_pb2, worker_service_pb2
-from darkroom.v1.worker_service_pb2_grpc import WorkerServiceStub
+from darkroom.v1 import job_pb2
 from tests.chaos.cluster import Size
 from tests.chaos.evidence import JobEvidence
 from tests.chaos.scene import Scene, open_scene, said
@@ -68,12 +64,6 @@ async def pixels_of(scene: Scene, job_id: str) -> NDArray[np.int_]:
     return np.asarray(Image.open(next(scene.cluster.outputs.rglob(name))), dtype=int)
 
 
-async def engine_pid(scene: Scene) -> int:
-    async with open_channel(scene.cluster.workers[0].address) as channel:
-        answer = await WorkerServiceStub(channel).GetStatus(worker_service_pb2.GetStatusRequest(), timeout=10)
-    return int(answer.status.engine_pid)
-
-
 async def check_end(scene: Scene, job_id: str, *, attempts: int, runs: int) -> None:
     done = (await scene.finish(job_id))[0]
     assert (done.state, done.attempts) == (SUCCEEDED, attempts), done.error
@@ -97,7 +87,7 @@ async def test_a_gateway_killed_in_the_middle_costs_no_step_and_the_picture_is_t
 async def test_a_killed_engine_costs_one_attempt_and_the_picture_is_the_same(scene: Scene) -> None:
     job_id = await scene.submit(PROMPT, steps=STEPS)
     await scene.until_step(job_id, 2)
-    os.kill(await engine_pid(scene), signal.SIGKILL)
+    (await scene.engine(scene.cluster.workers[0])).kill()
     await check_end(scene, job_id, attempts=2, runs=2)
     assert (await scene.evidence(job_id)).num_deaths == 1
     again = await scene.submit(PROMPT, steps=STEPS)
@@ -108,7 +98,7 @@ async def test_a_killed_engine_costs_one_attempt_and_the_picture_is_the_same(sce
 async def test_an_engine_that_stands_still_is_killed_within_its_budget_and_the_job_goes_on(scene: Scene) -> None:
     job_id = await scene.submit(PROMPT, steps=STEPS)
     await scene.until_step(job_id, 2)
-    os.kill(await engine_pid(scene), signal.SIGSTOP)
+    (await scene.engine(scene.cluster.workers[0])).suspend()
     await check_end(scene, job_id, attempts=2, runs=2)
     reasons = [entry.get("reason") for gateway in scene.cluster.gateways for entry in said(gateway, job_id)]
     assert "ENGINE_HUNG" in reasons

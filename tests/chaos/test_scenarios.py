@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
 import signal
 import uuid
 from collections.abc import AsyncIterator
 
 import grpc
+import psutil
 import pytest
 import pytest_asyncio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -19,7 +19,6 @@ from darkroom.rpc.channels import open_channel
 from darkroom.v1 import generation_pb2, job_pb2
 from tests.chaos.cluster import Size
 from tests.chaos.evidence import JobEvidence
-from tests.chaos.nemesis import engine_of
 from tests.chaos.process import Process
 from tests.chaos.scene import Scene, open_scene, said
 
@@ -172,14 +171,14 @@ async def test_poison_is_blamed_after_two_deaths_and_no_bystander_is(scene: Scen
 
 async def test_a_wedged_engine_turns_its_worker_off_and_jobs_go_elsewhere(scene: Scene) -> None:
     wedged, other = scene.cluster.workers
-    pid, _ = await engine_of(wedged)
-    os.kill(pid, signal.SIGSTOP)
+    engine = await scene.engine(wedged)
+    engine.suspend()
     await scene.until(lambda: _is_serving(wedged, is_wanted=False), "the wedged worker says that it serves nothing")
     await asyncio.sleep(2.5)  # gateways look every 2 s
     jobs = await scene.finish(*[await scene.submit("elsewhere", gateway=place % 2) for place in range(6)])
     assert {(job.state, job.attempts, job.worker_id) for job in jobs} == {(SUCCEEDED, 1, other.name)}
-    with contextlib.suppress(ProcessLookupError):  # its watchdog may have replaced it
-        os.kill(pid, signal.SIGCONT)
+    with contextlib.suppress(psutil.NoSuchProcess):  # its watchdog may have replaced it
+        engine.resume()
     await scene.until(lambda: _is_serving(wedged, is_wanted=True), "the worker serves again")
 
 

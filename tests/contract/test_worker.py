@@ -477,7 +477,7 @@ async def test_a_wedged_idle_engine_turns_readiness_off_until_it_answers_again(m
         health = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service="darkroom.v1.WorkerService")
         pid = (await server.status()).engine_pid
-        os.kill(pid, signal.SIGSTOP)
+        psutil.Process(pid).suspend()
         stopped_at = time.monotonic()
         began_at = time.monotonic()
         assert (await server.status()).device_age_seconds > 0
@@ -485,7 +485,7 @@ async def test_a_wedged_idle_engine_turns_readiness_off_until_it_answers_again(m
         while (await health.Check(request, timeout=5)).status == health_pb2.HealthCheckResponse.SERVING:
             assert time.monotonic() - stopped_at < 10
             await asyncio.sleep(0.1)
-        os.kill(pid, signal.SIGCONT)
+        psutil.Process(pid).resume()
         while (await health.Check(request, timeout=5)).status != health_pb2.HealthCheckResponse.SERVING:
             assert time.monotonic() - stopped_at < 15
             await asyncio.sleep(0.1)

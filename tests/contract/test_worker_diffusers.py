@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
-import os
 import shutil
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -219,7 +217,7 @@ async def test_an_engine_that_stands_still_in_the_middle_of_a_picture_is_ended_a
     async for answer in painter.stub.Generate(request, timeout=60):
         events.append(answer.event)
         if len(events) == 8:
-            os.kill(pid, signal.SIGSTOP)
+            psutil.Process(pid).suspend()
     assert error_of(events, "stop") == "ENGINE_HUNG"
     assert events[-1].error.metadata["phase"] == "denoising"
     assert not psutil.pid_exists(pid)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 import statistics
 import time
@@ -167,7 +166,7 @@ async def test_an_engine_that_ends_in_a_denoise_is_told_by_its_signal_and_the_ne
     status = await worker.status()
     run = asyncio.create_task(worker.generate(f"run-{number}", [apple(f"end-{number}", 100)], model="emoji"))
     await worker.wait_for(GENERATING)
-    os.kill(status.engine_pid, number)
+    psutil.Process(status.engine_pid).send_signal(number)
     events = await run
     assert error_of(events, f"end-{number}") == EngineDiedError.reason
     assert events[-1].error.metadata["signal"] == number.name
@@ -187,8 +186,8 @@ async def test_an_engine_that_ends_in_a_load_is_told_and_the_next_load_works(
 
     async def load_and_kill() -> None:
         async for _ in worker.stub.Load(messages.LoadRequest(plan=other), timeout=60):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                psutil.Process(pid).kill()
 
     assert isinstance(await failure_of(load_and_kill()), EngineDiedError)
     assert (await worker.load(plan))[-1].HasField("loaded")

@@ -9,6 +9,7 @@ import signal
 import time
 
 import numpy as np
+import psutil
 import pytest
 from PIL import Image
 
@@ -126,7 +127,7 @@ def test_a_killed_engine_is_replaced_and_the_job_still_ends_well(client: Client,
     job = client.submit(sketch.job.request.prompt, seed=7, steps=30)
     for event in client.watch(job.id):
         if event.progress.phase == generation_pb2.PHASE_DENOISING and event.progress.completed >= 2:
-            os.kill(worker.status.engine_pid, signal.SIGKILL)
+            psutil.Process(worker.status.engine_pid).kill()
             break
     assert client.wait(job.id).job.attempts == 2
     assert client.generate(sketch.job.request.prompt, seed=7, steps=FEW).data == sketch.data
