@@ -60,6 +60,8 @@ class Application:
     servicers: Sequence[tuple[ServiceDescriptor, object]]
     # Called once on the first stop signal, before the server stops; it returns when the service has drained.
     drain: Callable[[], Awaitable[None]] | None = None
+    # Largest message that is read; a larger one is refused by gRPC itself.
+    max_message_bytes: int = 4 * 2**20
 
 
 Lifespan = Callable[[Health], contextlib.AbstractAsyncContextManager[Application]]
@@ -103,7 +105,8 @@ async def _serve(listen: str, settings: Settings, service_names: Sequence[str], 
 def _build_server(
     application: Application, health: Health, settings: Settings, service_names: Sequence[str]
 ) -> grpc.aio.Server:
-    server = grpc.aio.server(options=SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
+    options = (*SERVER_OPTIONS, ("grpc.max_receive_message_length", application.max_message_bytes))
+    server = grpc.aio.server(options=options, maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS)
     for descriptor, servicer in application.servicers:
         add_servicer(server, servicer, descriptor)
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)

@@ -49,6 +49,26 @@ OUTPUT_FORMAT_WEBP: OutputFormat.ValueType  # 3
 """Lossless WebP."""
 global___OutputFormat = OutputFormat
 
+class _ImageRole:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _ImageRoleEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_ImageRole.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    IMAGE_ROLE_UNSPECIFIED: _ImageRole.ValueType  # 0
+    """Means REFERENCE."""
+    IMAGE_ROLE_REFERENCE: _ImageRole.ValueType  # 1
+    """The prompt says what becomes of it."""
+
+class ImageRole(_ImageRole, metaclass=_ImageRoleEnumTypeWrapper):
+    """What a picture that a request brings is for."""
+
+IMAGE_ROLE_UNSPECIFIED: ImageRole.ValueType  # 0
+"""Means REFERENCE."""
+IMAGE_ROLE_REFERENCE: ImageRole.ValueType  # 1
+"""The prompt says what becomes of it."""
+global___ImageRole = ImageRole
+
 class _Phase:
     ValueType = typing.NewType("ValueType", builtins.int)
     V: typing_extensions.TypeAlias = ValueType
@@ -98,6 +118,51 @@ PHASE_SAVING: Phase.ValueType  # 8
 global___Phase = Phase
 
 @typing.final
+class InputImage(google.protobuf.message.Message):
+    """A picture that a request brings: a still PNG, JPEG or WebP file of at most 8 MiB (12 MiB all together) and 2^25
+    pixels, whose sides are at least 64 pixels and at most 8 to 1. It is read as people see it: turned by its EXIF
+    orientation, transparent parts over white, then 8-bit RGB; colour profiles are not applied. Animations are refused.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: builtins.int
+    ROLE_FIELD_NUMBER: builtins.int
+    SHA256_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    CONTENT_TYPE_FIELD_NUMBER: builtins.int
+    WIDTH_FIELD_NUMBER: builtins.int
+    HEIGHT_FIELD_NUMBER: builtins.int
+    data: builtins.bytes
+    """The file. Required in what is sent; absent in a job's copy."""
+    role: global___ImageRole.ValueType
+    """What it is for."""
+    sha256: builtins.str
+    """SHA-256 of the file in lower-case hex. What is sent may leave it out; where it is there, it must be the file's."""
+    size_bytes: builtins.int
+    """Size of the file. Not read from what is sent; so with all that follows."""
+    content_type: builtins.str
+    """MIME type, by the file's own first bytes."""
+    width: builtins.int
+    """Pixels, as it is shown."""
+    height: builtins.int
+    """Pixels, as it is shown."""
+    def __init__(
+        self,
+        *,
+        data: builtins.bytes = ...,
+        role: global___ImageRole.ValueType = ...,
+        sha256: builtins.str = ...,
+        size_bytes: builtins.int = ...,
+        content_type: builtins.str = ...,
+        width: builtins.int = ...,
+        height: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content_type", b"content_type", "data", b"data", "height", b"height", "role", b"role", "sha256", b"sha256", "size_bytes", b"size_bytes", "width", b"width"]) -> None: ...
+
+global___InputImage = InputImage
+
+@typing.final
 class GenerationRequest(google.protobuf.message.Message):
     """One picture to make. Where a field is absent, the model's default is taken; the job's copy has every field filled."""
 
@@ -114,6 +179,7 @@ class GenerationRequest(google.protobuf.message.Message):
     FORMAT_FIELD_NUMBER: builtins.int
     PREFERENCES_FIELD_NUMBER: builtins.int
     ALLOWS_CONSTANT_FIELD_NUMBER: builtins.int
+    IMAGES_FIELD_NUMBER: builtins.int
     model: builtins.str
     """Name or alias of a model."""
     prompt: builtins.str
@@ -140,6 +206,10 @@ class GenerationRequest(google.protobuf.message.Message):
     def preferences(self) -> darkroom.v1.plan_pb2.PlanPreferences:
         """How the model should be planned, if this request has to load it."""
 
+    @property
+    def images(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___InputImage]:
+        """Pictures that the prompt speaks of, in the order in which it does; a model's limits tell how many it takes."""
+
     def __init__(
         self,
         *,
@@ -154,9 +224,10 @@ class GenerationRequest(google.protobuf.message.Message):
         format: global___OutputFormat.ValueType = ...,
         preferences: darkroom.v1.plan_pb2.PlanPreferences | None = ...,
         allows_constant: builtins.bool = ...,
+        images: collections.abc.Iterable[global___InputImage] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_guidance", b"_guidance", "_height", b"_height", "_negative_prompt", b"_negative_prompt", "_seed", b"_seed", "_steps", b"_steps", "_width", b"_width", "guidance", b"guidance", "height", b"height", "negative_prompt", b"negative_prompt", "preferences", b"preferences", "seed", b"seed", "steps", b"steps", "width", b"width"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_guidance", b"_guidance", "_height", b"_height", "_negative_prompt", b"_negative_prompt", "_seed", b"_seed", "_steps", b"_steps", "_width", b"_width", "allows_constant", b"allows_constant", "format", b"format", "guidance", b"guidance", "height", b"height", "model", b"model", "negative_prompt", b"negative_prompt", "preferences", b"preferences", "prompt", b"prompt", "seed", b"seed", "steps", b"steps", "width", b"width"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_guidance", b"_guidance", "_height", b"_height", "_negative_prompt", b"_negative_prompt", "_seed", b"_seed", "_steps", b"_steps", "_width", b"_width", "allows_constant", b"allows_constant", "format", b"format", "guidance", b"guidance", "height", b"height", "images", b"images", "model", b"model", "negative_prompt", b"negative_prompt", "preferences", b"preferences", "prompt", b"prompt", "seed", b"seed", "steps", b"steps", "width", b"width"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_guidance", b"_guidance"]) -> typing.Literal["guidance"] | None: ...
     @typing.overload

@@ -474,6 +474,7 @@ class Workload(google.protobuf.message.Message):
     HEIGHT_FIELD_NUMBER: builtins.int
     BATCH_SIZE_FIELD_NUMBER: builtins.int
     NUM_FRAMES_FIELD_NUMBER: builtins.int
+    REFERENCE_IMAGES_FIELD_NUMBER: builtins.int
     width: builtins.int
     """Pixels."""
     height: builtins.int
@@ -482,6 +483,8 @@ class Workload(google.protobuf.message.Message):
     """Pictures computed at once."""
     num_frames: builtins.int
     """Frames of a video; 1 for pictures."""
+    reference_images: builtins.int
+    """Pictures that each request brings."""
     def __init__(
         self,
         *,
@@ -489,8 +492,9 @@ class Workload(google.protobuf.message.Message):
         height: builtins.int = ...,
         batch_size: builtins.int = ...,
         num_frames: builtins.int = ...,
+        reference_images: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "height", b"height", "num_frames", b"num_frames", "width", b"width"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["batch_size", b"batch_size", "height", b"height", "num_frames", b"num_frames", "reference_images", b"reference_images", "width", b"width"]) -> None: ...
 
 global___Workload = Workload
 
@@ -922,6 +926,11 @@ class CallRecipe(google.protobuf.message.Message):
     SCHEDULES_FIELD_NUMBER: builtins.int
     NEEDS_IMAGE_FIELD_NUMBER: builtins.int
     MAX_BATCH_FIELD_NUMBER: builtins.int
+    IMAGE_ARGUMENT_FIELD_NUMBER: builtins.int
+    MAX_IMAGES_FIELD_NUMBER: builtins.int
+    AREA_ARGUMENT_FIELD_NUMBER: builtins.int
+    REFERENCE_PIXELS_FIELD_NUMBER: builtins.int
+    REFERENCE_PROMPT_TOKENS_FIELD_NUMBER: builtins.int
     guidance_argument: builtins.str
     """Argument that guidance is passed as: "guidance_scale", "true_cfg_scale"."""
     takes_negative_prompt: builtins.bool
@@ -931,11 +940,21 @@ class CallRecipe(google.protobuf.message.Message):
     has_guider: builtins.bool
     """True if guidance is set on the pipeline's guider component instead of passed."""
     needs_image: builtins.bool
-    """True if the pipeline only changes a picture that the request brings."""
+    """True if the pipeline only changes pictures that the request brings."""
     max_batch: builtins.int
     """Most pictures that one call may make together, each as it would be alone within the family's stated tolerance; 0 or 1:
-    one by one.
+    one by one. Requests that bring pictures are always made one by one.
     """
+    image_argument: builtins.str
+    """Argument that the request's pictures are passed as, one as it is, several as a list; empty where it takes none."""
+    max_images: builtins.int
+    """Most pictures of a request."""
+    area_argument: builtins.str
+    """Argument for the output's pixels, for pipelines that move every size to an area of their own unless told."""
+    reference_pixels: builtins.int
+    """Most pixels at which the pipeline itself has a picture encoded, whatever its size."""
+    reference_prompt_tokens: builtins.int
+    """Tokens that a picture adds to the prompt."""
     @property
     def arguments(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___CallArgument]:
         """Arguments that every call carries."""
@@ -955,8 +974,13 @@ class CallRecipe(google.protobuf.message.Message):
         schedules: collections.abc.Iterable[global___FixedSchedule] | None = ...,
         needs_image: builtins.bool = ...,
         max_batch: builtins.int = ...,
+        image_argument: builtins.str = ...,
+        max_images: builtins.int = ...,
+        area_argument: builtins.str = ...,
+        reference_pixels: builtins.int = ...,
+        reference_prompt_tokens: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["arguments", b"arguments", "guidance_2_argument", b"guidance_2_argument", "guidance_argument", b"guidance_argument", "has_guider", b"has_guider", "max_batch", b"max_batch", "needs_image", b"needs_image", "schedules", b"schedules", "takes_negative_prompt", b"takes_negative_prompt"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["area_argument", b"area_argument", "arguments", b"arguments", "guidance_2_argument", b"guidance_2_argument", "guidance_argument", b"guidance_argument", "has_guider", b"has_guider", "image_argument", b"image_argument", "max_batch", b"max_batch", "max_images", b"max_images", "needs_image", b"needs_image", "reference_pixels", b"reference_pixels", "reference_prompt_tokens", b"reference_prompt_tokens", "schedules", b"schedules", "takes_negative_prompt", b"takes_negative_prompt"]) -> None: ...
 
 global___CallRecipe = CallRecipe
 

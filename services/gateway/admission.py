@@ -38,7 +38,7 @@ def admit(request: generation_pb2.GenerationRequest, find_model: FindModel) -> g
     model = find_model(request.model)
     full = _filled(request, model)
     violations = {
-        **_input_violations(model),
+        **_input_violations(full, model),
         **_text_violations(full, model.limits),
         **_size_violations(full, model),
         **_number_violations(full, model),
@@ -120,7 +120,9 @@ def _filled(request: generation_pb2.GenerationRequest, model: model_pb2.Model) -
     return full
 
 
-def _input_violations(model: model_pb2.Model) -> dict[str, str]:
+def _input_violations(request: generation_pb2.GenerationRequest, model: model_pb2.Model) -> dict[str, str]:
+    if request.images:
+        return {"request.images": "can't be carried to a worker yet; leave them out"}
     if model.limits.image_input != model_pb2.IMAGE_INPUT_REQUIRED:
         return {}
     return {"request.model": f"{model.name} needs an input image, which requests can't carry yet"}

@@ -81,13 +81,14 @@ def _call(question: Question, step_cache: plan_pb2.StepCache) -> plan_pb2.CallRe
 
     It reuses a step for all pictures of a call or for none, by how they changed together: neighbours would decide.
     """
-    needs_image = question.variant.limits.image_input == model_pb2.IMAGE_INPUT_REQUIRED
+    limits = question.variant.limits
     is_alone = step_cache.kind == plan_pb2.STEP_CACHE_KIND_FIRST_BLOCK
-    if not needs_image and not is_alone:
+    if not limits.image_input and not is_alone:
         return question.variant.call
     recipe = plan_pb2.CallRecipe()
     recipe.CopyFrom(question.variant.call)
-    recipe.needs_image = needs_image
+    recipe.needs_image = limits.image_input == model_pb2.IMAGE_INPUT_REQUIRED
+    recipe.max_images = limits.max_reference_images
     if is_alone:
         recipe.max_batch = 1
     return recipe

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 from collections.abc import AsyncIterator
 
+from darkroom.images import MAX_MESSAGE_BYTES
 from darkroom.rpc.errors import DarkroomError
 from darkroom.rpc.logs import log
 from darkroom.rpc.serving import Application, Health, run_service
@@ -46,7 +47,8 @@ def main() -> None:
             except DarkroomError as failure:
                 # Served all the same: the status tells why the device does not answer, and the engine is tried again.
                 log.error("device_does_not_answer", reason=failure.reason, detail=failure.message)
-            yield Application([(SERVICE, WorkerServicer(worker))], drain=worker.drain)
+            servicers = [(SERVICE, WorkerServicer(worker))]
+            yield Application(servicers, drain=worker.drain, max_message_bytes=MAX_MESSAGE_BYTES)
 
     run_service("worker", settings.worker_listen, settings, [SERVICE.full_name], lifespan)
 

@@ -208,7 +208,7 @@ class DeviceOwner:
         loaded, engine = self.loaded, self.keeper.engine
         if loaded is None or engine is None or loaded.plan.model != run.model:
             raise not_loaded(run.model, loaded)
-        check_call(loaded.plan)
+        check_call(loaded.plan, items)
         self.lifecycle.enter(GENERATING)
         command = engine_pb2.EngineCommand(command_id=engine.next_id(), generate=engine_pb2.EngineGenerate(items=items))
         at_once = min(len(items), max(1, loaded.plan.call.max_batch))

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from darkroom.rpc.errors import InvalidRequestError, PlanRefusedError, SourceRefusedError
 from darkroom.v1 import checkpoint_pb2, device_pb2
 from tests.engines.painting import differences, failure_of, knobs_of, paint
-from tests.engines.worker_server import WorkerServer, item
+from tests.engines.worker_server import WorkerServer
 from tests.tiny import flux_2, hunyuanimage, z_image
 from tests.tiny.flux import tiny_flux_plan
 from tests.tiny.parts import plan_of, save
@@ -140,13 +140,3 @@ async def test_random_weights_need_no_folder_where_the_plan_has_the_configuratio
     failure = await failure_of(painter.load(plan))
     assert isinstance(failure, InvalidRequestError)
     assert f"plan.components.{plan.components[0].name}" in failure.violations
-
-
-async def test_models_that_change_a_picture_are_refused_before_any_work(painter: WorkerServer, pipelines: Path) -> None:
-    plan = tiny_flux_plan(pipelines / "tiny")
-    plan.call.needs_image = True
-    await painter.load(plan)
-
-    events = await painter.generate("run-needs-image", [item("needs-image")], model="tiny")
-    assert [event.error.reason for event in events] == [InvalidRequestError.reason]
-    assert "changes a picture that the request brings" in events[0].error.message

@@ -69,6 +69,7 @@ async def paint(worker: WorkerServer, prompt: str = "a red apple", *, model: str
     job = f"painted-{next(_names)}"
     sized = {name: wishes.pop(name) for name in ("steps", "seed", "side") if name in wishes}
     wanted = item(job, prompt, **sized)
+    wanted.request.images.extend(wishes.pop("images", ()))
     for name, value in wishes.items():
         setattr(wanted.request, name, value)
     events = await worker.generate(f"run-{job}", [wanted], model=model)

@@ -10,10 +10,17 @@ import string
 from pathlib import Path
 
 import torch
-from diffusers import AutoencoderKL, FlowMatchEulerDiscreteScheduler, FluxPipeline, FluxTransformer2DModel
+from diffusers import (
+    AutoencoderKL,
+    FlowMatchEulerDiscreteScheduler,
+    FluxKontextPipeline,
+    FluxPipeline,
+    FluxTransformer2DModel,
+)
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTokenizer, T5Config, T5EncoderModel, T5TokenizerFast
 
 from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2
+from tests.tiny.parts import image_autoencoder
 
 COMPONENTS = (
     ("text_encoder", plan_pb2.COMPONENT_ROLE_TEXT_ENCODER),
@@ -77,6 +84,12 @@ def build(guidance_embeds: bool = False) -> FluxPipeline:
         for parameter in pipeline.transformer.parameters():
             parameter.mul_(1.5)
     return pipeline
+
+
+def build_kontext() -> FluxKontextPipeline:
+    """As above, with a VAE of four levels: it reads pictures at a megapixel, of which this leaves 4,096 tokens."""
+    parts = build().components
+    return FluxKontextPipeline(**{**parts, "vae": image_autoencoder(channels=4, levels=4)})
 
 
 def tiny_flux_plan(folder: Path, name: str = "tiny", source: str = "path") -> plan_pb2.Plan:

@@ -112,6 +112,7 @@ def plan_of(model: str, folder: Path, **arguments: Any) -> plan_pb2.Plan:
         call=variant.call,
         assembly_hooks=variant.assembly_hooks,
     )
+    plan.call.max_images = variant.limits.max_reference_images
     plan.call.needs_image = variant.limits.image_input == model_pb2.IMAGE_INPUT_REQUIRED
     for fixed in plan.call.arguments:
         if fixed.name in arguments:

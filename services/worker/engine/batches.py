@@ -1,11 +1,13 @@
 """A run's items as the engine's calls take them: together as far as may be, halved when memory runs out.
 
 Knows nothing of pipelines or sockets. Invariants: every item ends once; what one item spoils fails no other: after any
-other failure of a call that made several, each is made alone.
+other failure of a call that made several, each is made alone. An item that brings pictures is alone in its call, for
+pipelines take one set of pictures for all that a call makes.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from services.worker.engine.reporting import ItemReporter
 if TYPE_CHECKING:
     from services.worker.engine.loop import Engine
 
+BRINGS_PICTURES = "a request that brings pictures is made alone"
 Part = tuple[worker_pb2.RunItem, ItemReporter]
 
 
@@ -37,7 +40,7 @@ def make_pictures(
     """Has the engine make every item's picture; each item's reporter is told how it ended."""
     parts = tuple((item, reporter_of(item.job_id)) for item in items)
     most, why = engine.most_at_once()
-    waiting = deque(_split(parts, most, why if len(parts) > most else ""))
+    waiting = deque(_first_calls(parts, most, why))
     while waiting:
         batch = waiting.popleft()
         live = [part for part in batch.parts if not part[1].heed_cancel()]
@@ -48,6 +51,16 @@ def make_pictures(
         failure = _make(engine, live)
         if failure is not None:
             waiting.extendleft(reversed(_after(failure, live)))
+
+
+def _first_calls(parts: tuple[Part, ...], most: int, why: str) -> list[Batch]:
+    """Returns the calls that make all parts, in order, if none fails."""
+    calls = []
+    for brings, run in itertools.groupby(parts, key=lambda part: bool(part[0].request.images)):
+        group = tuple(run)
+        size, reason = (1, BRINGS_PICTURES) if brings else (most, why)
+        calls += _split(group, size, reason if len(parts) > size else "")
+    return calls
 
 
 def _make(engine: Engine, live: Sequence[Part]) -> DarkroomError | None:

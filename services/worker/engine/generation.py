@@ -13,13 +13,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from PIL import Image
 
 from darkroom.rpc.errors import BrokenOutputError, error_to_message
 from darkroom.v1 import device_pb2, generation_pb2, plan_pb2, worker_pb2
 from services.worker.engine.assembly.caching import renew_cache
 from services.worker.engine.assembly.rules import called_by_rules
 from services.worker.engine.assembly.stage import Assembly
-from services.worker.engine.observing import Observer, observed
+from services.worker.engine.inputs import Decoded, decode_images
+from services.worker.engine.observing import Observer, encodings_observed, observed
 from services.worker.engine.pictures import check_variety, describe, encode, quantise_pixels
 from services.worker.engine.prompts import prompt_engagement
 from services.worker.engine.reporting import ItemReporter
@@ -42,20 +44,21 @@ def generate(assembly: Assembly, items: Sequence[worker_pb2.RunItem], reports: S
 
     Args:
         assembly: what is loaded.
-        items: of one size, steps and guidance.
+        items: of one size, steps and guidance; one alone where it brings pictures.
         reports: one an item, in order. One whose picture is not finite, or of one colour, is told so and leaves the
             others alone.
 
     Raises:
+        InvalidRequestError: a picture that the item brings can't be read.
         BrokenOutputError: no picture of the call is left, or it can't be told which one is broken.
         CancelledError: at a step boundary, when all were asked to stop.
     """
     requests, pipeline = [item.request for item in items], assembly.pipeline
     request = requests[0]
-    arguments, engagements = call_arguments(pipeline, assembly.plan.call, requests)
-    observer = Observer(
-        request.steps, reports, compiles=assembly.is_compiled and len(items) not in assembly.compiled_for
-    )
+    given = decode_images(request.images)
+    arguments, engagements = call_arguments(pipeline, assembly.plan.call, requests, given)
+    shape = (len(items), len(given))
+    observer = Observer(request.steps, reports, compiles=assembly.is_compiled and shape not in assembly.compiled_for)
     observer.encoding()
     denoiser = assembly.parts[_denoiser_name(assembly.plan)]
     renew_cache(assembly, request.steps)
@@ -64,6 +67,7 @@ def generate(assembly: Assembly, items: Sequence[worker_pb2.RunItem], reports: S
     with (
         without_gradients(assembly.plan),
         observed(denoiser, getattr(pipeline, "vae", None), observer),
+        encodings_observed(pipeline.vae, observer) if given else contextlib.nullcontext(),
         _freed(assembly),
         called_by_rules(pipeline, assembly.plan, request),
     ):
@@ -74,7 +78,8 @@ def generate(assembly: Assembly, items: Sequence[worker_pb2.RunItem], reports: S
             callback_on_step_end=observer.step_ended,
             callback_on_step_end_tensor_inputs=["latents"],
         ).images
-    assembly.compiled_for.add(len(items))
+    assembly.compiled_for.add(shape)
+    engagements += observer.image_engagements(given)
     engagements += [told for watcher in assembly.watchers for told in watcher.engagements()]
     for values_HWC, wanted, report in zip(values_BHWC, requests, reports, strict=True):
         if report.is_over:
@@ -119,15 +124,18 @@ def _each(requests: Sequence[generation_pb2.GenerationRequest], name: str) -> st
 
 def warm_up(assembly: Assembly, steps: int = 1, *, decodes: bool = False) -> None:
     """Makes a step or more at the plan's size, guided, so that compiling happens while loading."""
-    work, pipeline = assembly.plan.workload, assembly.pipeline
+    work, recipe, pipeline = assembly.plan.workload, assembly.plan.call, assembly.pipeline
+    num_images = max(work.reference_images, int(recipe.needs_image))
+    given = [Decoded(Image.new("RGB", (work.width, work.height)))] * num_images
     request = generation_pb2.GenerationRequest(
         width=work.width, height=work.height, steps=steps, guidance=WARM_UP_GUIDANCE, seed=0, negative_prompt=""
     )
-    arguments, _ = call_arguments(pipeline, assembly.plan.call, [request])
+    arguments, _ = call_arguments(pipeline, recipe, [request], given)
     renew_cache(assembly, steps)
     with without_gradients(assembly.plan), _freed(assembly), called_by_rules(pipeline, assembly.plan, request):
         output = "np" if decodes else "latent"
         pipeline(**arguments, generator=torch.Generator("cpu").manual_seed(0), output_type=output)
+    assembly.compiled_for.add((1, num_images))
 
 
 def without_gradients(plan: plan_pb2.Plan) -> contextlib.AbstractContextManager[object]:
@@ -142,7 +150,10 @@ def without_gradients(plan: plan_pb2.Plan) -> contextlib.AbstractContextManager[
 
 
 def call_arguments(
-    pipeline: Any, recipe: plan_pb2.CallRecipe, requests: Sequence[generation_pb2.GenerationRequest]
+    pipeline: Any,
+    recipe: plan_pb2.CallRecipe,
+    requests: Sequence[generation_pb2.GenerationRequest],
+    given: Sequence[Decoded] = (),
 ) -> tuple[dict[str, Any], list[generation_pb2.Engagement]]:
     """Returns the pipeline's arguments, and an engagement for each fixed one that the installed version lacks.
 
@@ -150,6 +161,7 @@ def call_arguments(
         pipeline: whose `__call__` is asked what it takes.
         recipe: of its family.
         requests: of one size, steps and guidance; several give lists of texts.
+        given: pictures that a request brings, which is then the only one.
     """
     request = requests[0]
     known = inspect.signature(type(pipeline).__call__).parameters
@@ -161,6 +173,11 @@ def call_arguments(
     }
     if recipe.guidance_argument:
         arguments[recipe.guidance_argument] = request.guidance
+    if recipe.area_argument:
+        arguments[recipe.area_argument] = request.width * request.height
+    if given:
+        pictures = [image.picture for image in given]
+        arguments[recipe.image_argument] = pictures if len(pictures) > 1 else pictures[0]
     if recipe.takes_negative_prompt:
         arguments["negative_prompt"] = _each(requests, "negative_prompt")
     ignored = []

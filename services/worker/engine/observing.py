@@ -8,6 +8,7 @@ call is computed on, for pipelines can't be made narrower midway, until nobody w
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 
 from darkroom.rpc.errors import BrokenOutputError, error_to_message
 from darkroom.v1 import generation_pb2, plan_pb2
+from services.worker.engine.inputs import Decoded
 from services.worker.engine.reporting import ItemReporter, heed_cancels
 
 # Shares of the whole: denoising is nearly all of it, encoding comes before and decoding after.
@@ -37,6 +39,8 @@ class Observer:
         self._compiles = compiles
         self._began_at: float | None = None
         self._rows = 0
+        # Of pictures that were encoded, as "WIDTHxHEIGHT".
+        self._encoded: list[str] = []
 
     def encoding(self) -> None:
         """The call begins."""
@@ -92,6 +96,25 @@ class Observer:
             reason=reason,
         )
 
+    def picture_encoded(self, values_BCHW: torch.Tensor) -> None:
+        """Before every encoding by the VAE; videos have an axis of frames before their height."""
+        height, width = values_BCHW.shape[-2:]
+        self._encoded.append(f"{width}x{height}")
+
+    def image_engagements(self, given: Sequence[Decoded]) -> list[generation_pb2.Engagement]:
+        """Knob "images": sizes of the pictures that the request brought, and those at which they were encoded."""
+        if not given:
+            return []
+        asked, engaged = ", ".join("x".join(map(str, one.picture.size)) for one in given), ", ".join(self._encoded)
+        notes = [f"picture {place + 1} {note}" for place, one in enumerate(given) for note in one.notes]
+        if engaged != asked:
+            notes.append("the pipeline reads pictures at sizes of its own")
+        return [
+            generation_pb2.Engagement(
+                knob="images", requested=asked, resolved=asked, engaged=engaged, reason="; ".join(notes)
+            )
+        ]
+
     def _check(self, values: torch.Tensor, problem: str, name: str) -> None:
         """Fails every picture whose values are not finite; raises where none is left, or it can't be told which.
 
@@ -139,3 +162,25 @@ def observed(denoiser: torch.nn.Module, vae: torch.nn.Module | None, observer: O
     finally:
         for hook in hooks:
             hook.remove()
+
+
+@contextlib.contextmanager
+def encodings_observed(vae: Any, observer: Observer) -> Iterator[None]:
+    """Has the observer told of every picture that the VAE encodes in the block.
+
+    Not by a hook of its encoder: that sees tiles where pictures are encoded in tiles.
+    """
+    encode, own = vae.encode, dict(vae.__dict__)
+
+    @functools.wraps(encode)
+    def watched(values_BCHW: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        observer.picture_encoded(values_BCHW)
+        return encode(values_BCHW, *args, **kwargs)
+
+    vae.__dict__["encode"] = watched
+    try:
+        yield
+    finally:
+        vae.__dict__.pop("encode")
+        if "encode" in own:
+            vae.__dict__["encode"] = own["encode"]

@@ -165,6 +165,9 @@ def test_a_model_that_changes_pictures_is_refused_before_anything_is_queued(mode
         admit(request, load_catalogue().message)
     problem = f"{model} needs an input image, which requests can't carry yet"
     assert refused.value.violations == {"request.model": problem}
+    request.images.add(data=b"a file")
+    with pytest.raises(InvalidRequestError, match="can't be carried to a worker yet"):
+        admit(request, load_catalogue().message)
 
 
 def test_random_weights_are_another_kind_of_job_than_real_ones() -> None:

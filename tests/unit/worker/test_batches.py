@@ -56,6 +56,14 @@ class ScriptedEngine(Engine):
         return OutOfMemoryError("full") if isinstance(failure, MemoryError) else InternalError(str(failure))
 
 
+def brought(name: str) -> worker_pb2.RunItem:
+    """An item; a capital letter's brings a picture."""
+    wanted = item(name)
+    if name.isupper():
+        wanted.request.images.add(data=b"a file")
+    return wanted
+
+
 def run(engine: ScriptedEngine, names: str, cancelled: str = "") -> dict[str, str]:
     """Runs one item a letter; returns how each ended: its batch (requested/resolved/engaged), or why it failed."""
     events: list[worker_pb2.RunEvent] = []
@@ -64,7 +72,7 @@ def run(engine: ScriptedEngine, names: str, cancelled: str = "") -> dict[str, st
     def report_of(job_id: str) -> ItemReporter:
         return ItemReporter(job_id, lambda event: events.append(event.run), lambda: job_id in wanted)
 
-    make_pictures(engine, [item(name) for name in names], report_of)
+    make_pictures(engine, [brought(name) for name in names], report_of)
     ends: dict[str, str] = {}
     for event in events:
         if event.HasField("output"):
@@ -82,6 +90,13 @@ def test_items_go_together_as_far_as_the_pipeline_can() -> None:
     assert run(engine, "abcde") == dict.fromkeys("abcd", "5/2/2") | {"e": "5/2/1"}
     assert engine.calls == [["a", "b"], ["c", "d"], ["e"]]
     assert run(ScriptedEngine(most=4), "a") == {"a": ""}
+
+
+def test_what_brings_a_picture_is_alone_in_its_call_and_in_its_place() -> None:
+    engine = ScriptedEngine(most=4)
+    ends = run(engine, "abCDe")
+    assert engine.calls == [["a", "b"], ["C"], ["D"], ["e"]]
+    assert ends == dict.fromkeys("ab", "5/4/2") | dict.fromkeys("CDe", "5/4/1")
 
 
 @pytest.mark.parametrize("failure", [OutOfMemoryError("full"), MemoryError()])

@@ -77,8 +77,8 @@ class Assembly:
     watchers: list[Watcher] = field(default_factory=list)
     # To be cleared whenever weights of text encoders change.
     prompt_cache: PromptCache | None = None
-    # Numbers of pictures at once that blocks were compiled for.
-    compiled_for: set[int] = field(default_factory=lambda: {1})
+    # What blocks were compiled for: pictures at once, and pictures that the request brought.
+    compiled_for: set[tuple[int, int]] = field(default_factory=set)
     engagements: list[generation_pb2.Engagement] = field(default_factory=list)
 
     def engage(self, knob: str, *, resolved: str, engaged: str, reason: str = "") -> None:
