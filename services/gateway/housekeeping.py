@@ -1,4 +1,4 @@
-"""Gives room back: jobs past their retention, files that no job names, what crashes left half-written.
+"""Gives room back: jobs past their retention, files that no job names, what late gateways and crashes left.
 
 Knows nothing of how jobs or files are kept. Invariant: a file that a job names, or that a running job is about to name,
 is never taken; where the store does not answer, nothing is.
@@ -19,6 +19,8 @@ PAUSE_S = 60.0
 # Between two looks at every file; the first one is soon after the start, because a crash may have gone before.
 SWEEP_PAUSE_S = 3600.0
 PAGE = 200
+# A job that was taken over is looked at this much later: by then whoever had it knows, or is gone, or sleeps.
+STRAY_AGE_S = 300.0
 # A job that has just ended keeps its file this long, however short of room the folder is.
 SPARED_S = 300.0
 
@@ -29,6 +31,7 @@ async def keep_house(means: Resources) -> None:
     while True:
         with contextlib.suppress(DarkroomError, OSError):
             await expire(means)
+            await drop_strays(means)
         if time.monotonic() >= sweep_at:
             with contextlib.suppress(DarkroomError, OSError):
                 await sweep(means)
@@ -44,6 +47,17 @@ async def expire(means: Resources, spared_s: float = SPARED_S) -> None:
         for job_id in expired:
             await means.outputs.delete(job_id)
         log.info("jobs_expired", num_jobs=len(expired))
+
+
+async def drop_strays(means: Resources, age_s: float = STRAY_AGE_S) -> None:
+    """Deletes what late gateways stored of jobs that were taken over at least `age_s` ago."""
+    store_id = await means.outputs.open()
+    while strays := await means.jobs.strays(age_s, PAGE):
+        files = [claim for job_id in strays for claim in await means.outputs.claims(job_id)]
+        for job_id, counter in await means.jobs.orphans(store_id, files):
+            await means.outputs.delete(job_id, counter)
+            log.info("stray_deleted", job_id=job_id, counter=counter)
+        await means.jobs.forget_strays(strays)
 
 
 async def sweep(means: Resources, age_s: float = ORPHAN_AGE_S) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import secrets
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from darkroom.storage import Store, open_store
 from darkroom.v1 import generation_pb2, job_pb2
 from darkroom.v1.generation_service_pb2 import DownloadOutputRequest
 from services.gateway.application import open_gateway
-from services.gateway.housekeeping import expire, sweep
+from services.gateway.housekeeping import drop_strays, expire, sweep
 from services.gateway.outputs import Outputs
 from services.gateway.outputs.naming import claim_of, name_of
 from services.gateway.running.resources import Resources
@@ -116,6 +115,24 @@ async def test_what_a_dead_gateway_stored_is_deleted_by_whoever_finishes_its_job
         assert claims(open_store(place)) == {(job.id, newest)}
 
 
+async def test_what_a_late_gateway_stores_after_its_job_has_ended_is_a_stray_and_goes(
+    tmp_path: Path, place: str
+) -> None:
+    async with two_gateways(tmp_path, place, FakeWorker(step_s=0.05), gateway_lease_s=60.0) as (first, _, means):
+        job = await submit(first.stubs, steps=10)
+        await until_state(first.stubs, job.id, job_pb2.JOB_STATE_RUNNING)
+        earlier = await means.jobs.file_token(job.id)
+        await means.jobs._client.zadd("darkroom:leases", {job.id: 0})
+        assert (await finish(first.stubs, job.id)).state == SUCCEEDED
+        store, named = open_store(place), {(job.id, await means.jobs.file_token(job.id))}
+        store.create(name_of(job.id, earlier), b"by a gateway that is killed before it hears")
+        await drop_strays(means)
+        assert claims(store) == {*named, (job.id, earlier)}, "whoever is late may do it himself for a while"
+        await drop_strays(means, age_s=0)
+        assert claims(store) == named
+        assert await means.jobs.strays(0, 10) == {}
+
+
 async def test_room_is_given_back_and_orphans_are_swept(tmp_path: Path, place: str) -> None:
     async with two_gateways(tmp_path, place, FakeWorker(file_bytes=1000), gateway_retention_bytes=2500) as (
         first,
@@ -127,8 +144,7 @@ async def test_room_is_given_back_and_orphans_are_swept(tmp_path: Path, place: s
         await expire(means, spared_s=0)
         assert {job_id for job_id, _ in claims(store)} == set(ended[2:])
         kept = claims(store)
-        draft = means.outputs.draft(ended[0], 7)
-        await draft.commit(generation_pb2.Output(sha256=hashlib.sha256().hexdigest()))
+        open_store(place).create(name_of(ended[0], 7), b"stored by somebody who never said so")
         await sweep(means)
         assert claims(store) == {*kept, (ended[0], 7)}, "young files may be about to be named"
         await asyncio.sleep(1.1)

@@ -1,5 +1,11 @@
 """A file that a worker is sending.
 
+Who is late must store nothing, even if it is killed before it hears that it is late. So a draft is there before its
+claim is looked up a last time (`affirm`), and whoever overtook the claim takes drafts away before files: then either
+the look tells of the newer claim, or the draft is gone when it is to get its name, or the file is there to be deleted.
+A draft for a bucket lies on its gateway's own machine, out of reach: what appears there late is a stray, which the
+housekeeper looks for.
+
 Knows nothing of jobs' states. Invariant: what is committed has the size and the SHA-256 that were announced.
 """
 
@@ -9,6 +15,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+from collections.abc import Awaitable, Callable, Iterator
 from typing import IO
 
 from darkroom.rpc.errors import BrokenOutputError, DiskFullError, OutputsUnavailableError, StaleTokenError
@@ -53,25 +60,30 @@ class Draft:
         if chunk.offset != self._size or self._size + len(chunk.data) > MAX_OUTPUT_BYTES:
             text = f"the worker sent bytes {chunk.offset} to {chunk.offset + len(chunk.data)} after {self._size}"
             raise BrokenOutputError(text)
-        try:
-            self._opened().write(chunk.data)
-        except OSError as full:
-            raise DiskFullError(f"the output can't be written: {full.strerror}", path=self._path.parent) from full
+        file = self._opened()
+        with self._writing():
+            file.write(chunk.data)
         self._hash.update(chunk.data)
         self._size += len(chunk.data)
 
-    async def commit(self, output: generation_pb2.Output) -> None:
+    async def commit(self, output: generation_pb2.Output, affirm: Callable[[], Awaitable[None]]) -> None:
         """Makes the file visible under its final name, stored for good.
+
+        Args:
+            output: what the worker said of the file.
+            affirm: looks whether the claim is the newest of its job; raises StaleTokenError if not.
 
         Raises:
             BrokenOutputError: size or SHA-256 differ from what the worker said.
             DiskFullError: no room.
             OutputsUnavailableError: the bucket does not take it.
-            StaleTokenError: another file has this claim's name.
+            StaleTokenError: a newer claim has the job, or another file has this claim's name.
         """
         if self._size != output.size_bytes or self._hash.hexdigest() != output.sha256:
             text = f"{self._size} bytes with SHA-256 {self._hash.hexdigest()} came, {output.size_bytes} with "
             raise BrokenOutputError(f"{text}{output.sha256 or 'none'} were announced")
+        self._opened()
+        await affirm()
         settling = asyncio.create_task(asyncio.to_thread(self._settle))
         try:
             await asyncio.shield(settling)
@@ -89,8 +101,16 @@ class Draft:
 
     def _opened(self) -> IO[bytes]:
         if self._file is None:
-            self._file = self._path.open("wb")
+            with self._writing():
+                self._file = self._path.open("wb")
         return self._file
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as full:
+            raise DiskFullError(f"the output can't be written: {full.strerror}", path=self._path.parent) from full
 
     def _settle(self) -> None:
         try:
@@ -100,6 +120,8 @@ class Draft:
             else:
                 self._settle_in_bucket()
         except OSError as fault:
+            if isinstance(fault, FileNotFoundError) and not self._path.exists():
+                raise StaleTokenError(f"a newer claim took the draft {self._path.name} away") from fault
             text = f"the output can't be stored: {fault.strerror or fault}"
             kind = DiskFullError if self._store.is_local else OutputsUnavailableError
             raise kind(text, place=self._store.url) from fault

@@ -56,8 +56,16 @@ class Outputs:
         await asyncio.to_thread(self._delete, job_id, counter)
 
     async def delete_older(self, job_id: str, counter: int) -> None:
-        """Removes the files of lower claims; where the store fails, a sweep takes them later."""
+        """Removes drafts and then files of lower claims, which can store nothing any more from this machine.
+
+        Where the store fails, a sweep takes them later.
+        """
         await asyncio.to_thread(self._delete, job_id, None, counter)
+
+    async def claims(self, job_id: str) -> list[tuple[str, int]]:
+        """Returns the job and the counter of each claim of which something is stored. Raises OSError."""
+        keys = await asyncio.to_thread(self._keys, job_id, None)
+        return list(dict.fromkeys(claim for key in keys if (claim := claim_of(key)) is not None))
 
     async def has_room(self) -> bool:
         """Tries whether a file can be stored, if the last one could not; one try at a time, whoever asks."""
@@ -122,12 +130,21 @@ class Outputs:
 
     def _delete(self, job_id: str, counter: int | None, below: int | None = None) -> None:
         try:
+            if below is not None:
+                self._drop_drafts(job_id, below)
             for key in self._keys(job_id, counter):
                 claim = claim_of(key)
                 if below is None or (claim is not None and claim[1] < below):
                     self._store.delete(key)
         except OSError as fault:
             log.warning("output_not_deleted", job_id=job_id, cause=str(fault))
+
+    def _drop_drafts(self, job_id: str, below: int) -> None:
+        folder, _, start = start_of(job_id).rpartition("/")
+        for path in self._store.drafts.glob(f"{start}*"):
+            claim = claim_of(f"{folder}/{path.name}")
+            if claim is not None and claim[1] < below:
+                path.unlink(missing_ok=True)
 
     def _old_claims(self, age_s: float) -> Iterator[tuple[str, int] | None]:
         for start in STARTS:

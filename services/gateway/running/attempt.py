@@ -63,7 +63,7 @@ class Attempt:
         try:
             output = await self._collect()
             self._keep(0, self._truth.of_run(generation_pb2.Progress(phase=generation_pb2.PHASE_SAVING, fraction=1)))
-            await self._draft.commit(output)
+            await self._draft.commit(output, self._affirm)
             return output, await self._journal.take()
         finally:
             self._collected.cancel()
@@ -137,6 +137,9 @@ class Attempt:
 
     def _keep(self, run_sequence: int, progress: generation_pb2.Progress) -> None:
         self._journal.add(run_sequence, progress)
+
+    async def _affirm(self) -> None:
+        await self.insist(lambda: self._means.jobs.affirm(self.claim))
 
     async def _write(self, entries: Sequence[Entry]) -> None:
         if wish := await self.insist(lambda: self._means.jobs.append(self.claim, entries)):

@@ -167,5 +167,6 @@ class Dispatch:
         bound = settings.gateway_max_lost
         failed = error_to_message(final_error(lost, Verdict.LOST, bound))
         for each in claims:
+            await self._means.outputs.delete_older(each.job.id, each.token.counter)
             with contextlib.suppress(DarkroomError):
                 await self._means.jobs.requeue(each, Setback.LOST, bound, failed, error_to_message(lost))

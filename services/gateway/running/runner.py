@@ -181,6 +181,7 @@ class Runner:
         if is_gone:
             self._seat.lost(error.message)
         setback = SETBACKS[verdict]
+        await self._delete_older()
         await self.attempt.insist(lambda: self._means.jobs.requeue(self.claim, setback, bound, failed, cause))
         # Not before: if the store is away now, whoever adopts the job must find how its run ended.
         if not is_gone:
@@ -203,9 +204,9 @@ class Runner:
                 await asyncio.sleep(ORPHAN_LOOK_S)
 
     async def _delete_older(self) -> None:
-        """Deletes what an earlier gateway stored that lost the job before it could say so.
+        """Deletes what an earlier gateway stored that lost the job before it could say so, and its draft.
 
-        Before the job ends, not after: a lower claim can't win any more, and nobody would come to do it later.
+        Before the job ends or waits again, not after: a lower claim can't win any more, and nobody would come later.
         """
         if self.claim.is_adopted or self.claim.job.attempts > 1:
             await self._means.outputs.delete_older(self.claim.job.id, self.claim.token.counter)

@@ -14,6 +14,8 @@ from darkroom.rpc.errors import (
     error_from_message,
 )
 from darkroom.v1 import error_pb2, generation_pb2, job_pb2, worker_pb2
+from services.gateway.store import keys
+from services.gateway.store.connection import answered
 from services.gateway.store.record import Claim, claim_of
 from services.gateway.store.scripts import Scripts
 from services.gateway.store.vocabulary import CANCELLED, LATE, Setback, Wish, to_ms
@@ -80,6 +82,13 @@ class Driving:
     async def append(self, claim: Claim, entries: Sequence[Entry]) -> Wish:
         """Keeps progress, each once: its sequence within the run, or 0 for the gateway's own. Returns as `renew`."""
         return self._standing(claim, await self._scripts.call("append", *_guard(claim), *_pairs(entries)))
+
+    async def affirm(self, claim: Claim) -> None:
+        """Raises StaleTokenError if a newer claim has the job, or had it when it ended."""
+        with answered():
+            newest = await self._scripts.line.ask("HGET", keys.job(claim.job.id), "token")
+        if newest is None or int(newest) != claim.token.counter:
+            raise _stale(claim)
 
     async def begin_run(self, claim: Claim, run_id: str) -> None:
         """Names the next run of the same attempt. Raises StaleTokenError."""

@@ -25,6 +25,7 @@ One server, not a cluster: scripts derive names from ids.
 | darkroom:state:N | zset by name | until retention ends | ids of the jobs in state N: lists |
 | darkroom:dead | zset by name | until re-driven or forgotten | ids of the jobs that are tried no more: dead letters |
 | darkroom:finished | zset by server ms | until retention ends | when retention ends |
+| darkroom:strays | zset by server ms | some minutes | jobs taken over, when: their late gateways may leave files |
 | darkroom:bell | channel | - | wakes gateways: `q` queue, `e:ID` event, `c:ID` stop, `l` leases, `d` deadline |
 
 Fields of a job: request, terms, tenant, created_ms, started_ms, finished_ms, deadline_ms, state, attempts, worker,
@@ -46,6 +47,7 @@ SINCE = f"{PREFIX}since"
 QUEUE = f"{PREFIX}queue"
 LEASES = f"{PREFIX}leases"
 DEAD = f"{PREFIX}dead"
+STRAYS = f"{PREFIX}strays"
 BELL = f"{PREFIX}bell"
 
 

@@ -5,7 +5,7 @@ Knows nothing of how files are kept. Invariant: what a live job needs is never g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import redis.asyncio as aioredis
 
@@ -60,6 +60,20 @@ class Upkeep:
             for (job_id, counter), (state, token) in zip(files, records, strict=True)
             if job_id >= oldest and (state not in NAMING or int(token) != counter)
         ]
+
+    async def strays(self, age_s: float, count: int) -> dict[str, int]:
+        """Returns up to `count` jobs that were taken over at least `age_s` ago, with when that was, in server ms."""
+        with answered():
+            seconds, microseconds = await self._client.time()
+            last_ms = seconds * 1000 + microseconds // 1000 - to_ms(age_s)
+            found = await self._client.zrange(
+                keys.STRAYS, 0, last_ms, byscore=True, offset=0, num=count, withscores=True
+            )
+        return {job_id.decode(): int(taken_ms) for job_id, taken_ms in found}
+
+    async def forget_strays(self, strays: Mapping[str, int]) -> None:
+        """Forgets what `strays` returned, but for jobs that were taken over anew."""
+        await self._scripts.call("forget_strays", *(part for pair in strays.items() for part in pair))
 
     async def register_outputs(self, name: str) -> str:
         """Names the output folder of these jobs; returns the name that was first."""

@@ -58,11 +58,15 @@ def outputs(store: Store) -> Outputs:
     return Outputs(store)
 
 
+async def is_newest() -> None:
+    """The claim's: nobody else has the job here."""
+
+
 async def write(outputs: Outputs, data: bytes, counter: int = 1) -> None:
     draft = outputs.draft(JOB, counter)
     try:
         draft.write(chunk(0, data))
-        await draft.commit(output_of(data))
+        await draft.commit(output_of(data), is_newest)
     finally:
         draft.discard()
 
@@ -80,7 +84,7 @@ async def test_a_file_is_not_there_before_it_is_whole(outputs: Outputs, store: S
     draft.write(chunk(0, b"abc"))
     assert keys(store) == []
     draft.write(chunk(3, b"def"))
-    await draft.commit(output_of(b"abcdef"))
+    await draft.commit(output_of(b"abcdef"), is_newest)
     draft.discard()
     assert await read(outputs, b"abcdef", 0) == b"abcdef"
     assert not list(store.drafts.glob(f"{JOB}*"))
@@ -93,7 +97,7 @@ async def test_replayed_pieces_are_skipped_and_missing_ones_are_noticed(outputs:
     with pytest.raises(BrokenOutputError):
         draft.write(chunk(4, b"e"))
     with pytest.raises(BrokenOutputError):
-        await draft.commit(output_of(b"abcd"))
+        await draft.commit(output_of(b"abcd"), is_newest)
     draft.discard()
     assert keys(store) == []
 
@@ -102,7 +106,7 @@ async def test_other_bytes_than_announced_are_not_committed(outputs: Outputs, st
     draft = outputs.draft(JOB, 1)
     draft.write(chunk(0, b"abX"))
     with pytest.raises(BrokenOutputError, match="announced"):
-        await draft.commit(output_of(b"abc"))
+        await draft.commit(output_of(b"abc"), is_newest)
     draft.discard()
     assert keys(store) == []
 

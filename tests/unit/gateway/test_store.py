@@ -435,12 +435,14 @@ async def test_every_key_is_in_the_table(jobs: Jobs, client: aioredis.Redis) -> 
 
     await submit(jobs, request_id=str(uuid.UUID(int=1)))
     await jobs.register_outputs("here")
-    await claim(jobs)
+    running = await claim(jobs)
     await submit_within(jobs, 60)
     await submit(jobs)
     await jobs.hold_worker("v", 10)
     done = await submit(jobs)
     await jobs.cancel(done.id)
+    await client.zadd(keys.LEASES, {running.job.id: 0})
+    assert await jobs.adopt(10) is not None
     assert keys.__doc__ is not None
     for key in await client.keys("*"):
         stem = ":".join(key.decode().split(":")[:2])
