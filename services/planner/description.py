@@ -113,6 +113,10 @@ def _reasons(question: Question, supply: Supply, candidate: Candidate, plan: pla
     else:
         reasons = [reason("MEMORY_UNKNOWN", f"{candidate.title}: needs {needs}; the device did not tell its memory.")]
     reasons += question.reasons
+    if count := plan.workload.reference_images:
+        pictures = "one picture" if count == 1 else f"{count} pictures"
+        sentence = f"Reckons {pictures} that a request brings, {question.reference_tokens:,} tokens of the denoiser's."
+        reasons.append(reason("REFERENCES", sentence))
     if plan.step.ratio:
         sentence = f"A step takes {plan.step.ratio:g} times the dense resident one's time: {plan.step.source}."
         reasons.append(reason("STEP_TIME", sentence))

@@ -13,7 +13,7 @@ from darkroom.knowledge import Catalogue, Variant
 from darkroom.knowledge.devices import capability_of, class_of
 from darkroom.knowledge.family import Activations, Compute
 from darkroom.rpc.errors import InvalidRequestError
-from darkroom.v1 import checkpoint_pb2, device_pb2, plan_pb2, planner_service_pb2
+from darkroom.v1 import checkpoint_pb2, device_pb2, model_pb2, plan_pb2, planner_service_pb2
 from services.planner.engines import GGUF, NATIVE, choose_engine, native_source
 from services.planner.words import reason
 
@@ -91,10 +91,17 @@ class Question:
 
     @functools.cached_property
     def num_tokens(self) -> int:
-        """Tokens that the denoiser sees of the picture, over the whole batch."""
+        """Tokens that the denoiser sees of the picture and of those that its request brings, over the whole batch."""
         work, variant = self.workload, self.variant
         spans = (work.num_frames - 1) // variant.token_frames + 1
-        return (work.width // variant.token_side) * (work.height // variant.token_side) * spans * work.batch_size
+        own = (work.width // variant.token_side) * (work.height // variant.token_side) * spans
+        return (own + self.reference_tokens) * work.batch_size
+
+    @functools.cached_property
+    def reference_tokens(self) -> int:
+        """Tokens that the pictures of one request add, at the most pixels that the pipeline reads each at."""
+        each = self.variant.call.reference_pixels // self.variant.token_side**2
+        return self.workload.reference_images * each
 
 
 def ask(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> Question:
@@ -106,7 +113,7 @@ def ask(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> Quest
     """
     variant = catalogue.find(request.model)
     workload = _workload(request, variant)
-    _check(request, workload)
+    _check(request, workload, variant.limits.max_reference_images)
     compute_type, reasons = _compute_type(request.device, variant)
     engine, why = choose_engine(variant, request.device, request.preferences)
     device_class = class_of(request.device)
@@ -114,22 +121,27 @@ def ask(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> Quest
 
 
 def _workload(request: planner_service_pb2.PlanRequest, variant: Variant) -> plan_pb2.Workload:
-    asked, defaults = request.workload, variant.defaults
+    asked, defaults, limits = request.workload, variant.defaults, variant.limits
+    needs_image = limits.image_input == model_pb2.IMAGE_INPUT_REQUIRED and limits.max_reference_images > 0
     return plan_pb2.Workload(
         width=asked.width or defaults.width,
         height=asked.height or defaults.height,
         batch_size=asked.batch_size or 1,
         num_frames=asked.num_frames or defaults.num_frames or 1,
+        reference_images=asked.reference_images or int(needs_image),
     )
 
 
-def _check(request: planner_service_pb2.PlanRequest, workload: plan_pb2.Workload) -> None:
+def _check(request: planner_service_pb2.PlanRequest, workload: plan_pb2.Workload, most_references: int) -> None:
     violations = dict(_unknown_words(request.preferences, "preferences"))
     if request.device.kind not in device_pb2.DeviceKind.values()[1:]:
         violations["device.kind"] = "is missing or unknown; the planner must know what it plans for"
     for name in ("width", "height", "batch_size", "num_frames"):
         if getattr(workload, name) < 0:
             violations[f"workload.{name}"] = f"{getattr(workload, name)} is negative; leave it out for the default"
+    if not 0 <= workload.reference_images <= most_references:
+        sentence = f"{workload.reference_images} is outside 0 to {most_references}, which this model takes"
+        violations["workload.reference_images"] = sentence
     pixels = workload.width * workload.height * workload.num_frames * workload.batch_size
     if pixels > MOST_PIXELS:
         violations["workload"] = f"{pixels:,} pixels over all frames and pictures are too many; at most {MOST_PIXELS:,}"

@@ -124,7 +124,11 @@ class Bytes:
 def activations_of(question: Question, slices: bool) -> Activations:
     """Returns what each stage needs beside weights, at the workload's size."""
     catalogue, work, scale = question.catalogue, question.workload, question.item_bytes / 2
-    prompt = question.variant.limits.max_prompt_tokens * work.batch_size
+    call, references = question.variant.call, work.reference_images
+    words = question.variant.limits.max_prompt_tokens + references * call.reference_prompt_tokens
+    prompt = words * work.batch_size
+    # The VAE reads what a request brings one by one, each like a picture that it makes.
+    read_pixels = call.reference_pixels if references else 0
     pictures = 1 if slices else work.batch_size
     encode = denoise = decode = tiled = 0.0
     for component in question.variant.components.values():
@@ -138,16 +142,18 @@ def activations_of(question: Question, slices: bool) -> Activations:
         elif component.role == VAE and component.architecture in catalogue.decoding:
             item = sizes.ITEM_BYTES[component.compute_type or question.compute_type]
             figures = catalogue.decoding[component.architecture]
-            whole, tiles = _decoding(figures, work, pictures, item)
+            whole, tiles = _decoding(figures, work, pictures, read_pixels, item)
             decode, tiled = max(decode, whole), max(tiled, tiles)
     if not decode:
-        decode, tiled = _decoding(UNMEASURED_VAE, work, pictures, question.item_bytes)
+        decode, tiled = _decoding(UNMEASURED_VAE, work, pictures, read_pixels, question.item_bytes)
     return Activations(int(encode), int(denoise), int(decode), int(min(decode, tiled)))
 
 
-def _decoding(figures: Decoding, work: plan_pb2.Workload, pictures: int, item: int) -> tuple[float, float]:
-    """Returns the bytes of decoding whole and in tiles."""
-    pixels, frames = work.width * work.height * pictures, work.num_frames
+def _decoding(
+    figures: Decoding, work: plan_pb2.Workload, pictures: int, read_pixels: int, item: int
+) -> tuple[float, float]:
+    """Returns the bytes of decoding, or reading, whole and in tiles."""
+    pixels, frames = max(work.width * work.height * pictures, read_pixels), work.num_frames
     output = pixels * frames * OUTPUT_CHANNELS * item
     whole = pixels * (figures.bytes_per_pixel + figures.bytes_per_pixel_frame * frames)
     tile = figures.tile_bytes + figures.tile_bytes_per_frame * frames
