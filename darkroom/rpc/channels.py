@@ -48,6 +48,9 @@ CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     # A restarted server is found again within two seconds.
     ("grpc.max_reconnect_backoff_ms", 2_000),
+    # By default channels to one address share connections, and failures too: a new one would be told that nobody
+    # listens, without a look, because an older one found it so and waits before it looks again.
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 

@@ -201,6 +201,16 @@ async def test_a_gateway_that_never_answered_is_not_waited_for() -> None:
     assert time.monotonic() - began < 2
 
 
+async def test_a_new_client_looks_itself_whatever_an_older_one_has_just_found() -> None:
+    async with serving(Gateway()) as port:
+        pass
+    async with client_of(port) as older:
+        with pytest.raises(errors.UnavailableError, match="Connection refused"):
+            await older.submit("a house")
+        async with serving(Gateway(), port), client_of(port) as newer:
+            assert (await newer.submit("a house")).id == "j1"
+
+
 async def test_a_gateway_that_hangs_is_left_at_the_deadline() -> None:
     class Hanging(Gateway):
         async def SubmitJob(self, request, context):  # type: ignore[no-untyped-def]
