@@ -26,7 +26,7 @@ from darkroom.v1 import plan_pb2 as darkroom_dot_v1_dot_plan__pb2
 from darkroom.v1 import worker_pb2 as darkroom_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n darkroom/v1/worker_service.proto\x12\x0b\x64\x61rkroom.v1\x1a\x16\x64\x61rkroom/v1/plan.proto\x1a\x18\x64\x61rkroom/v1/worker.proto\"\x12\n\x10GetStatusRequest\">\n\x11GetStatusResponse\x12)\n\x06status\x18\x01 \x01(\x0b\x32\x19.darkroom.v1.WorkerStatus\"\x1f\n\x0eInspectRequest\x12\r\n\x05model\x18\x01 \x01(\t\">\n\x0fInspectResponse\x12+\n\ninspection\x18\x01 \x01(\x0b\x32\x17.darkroom.v1.Inspection\"k\n\x0bLoadRequest\x12\x1f\n\x04plan\x18\x01 \x01(\x0b\x32\x11.darkroom.v1.Plan\x12(\n\x05token\x18\x02 \x01(\x0b\x32\x19.darkroom.v1.FencingToken\x12\x11\n\treplanned\x18\x03 \x01(\x08\"5\n\x0cLoadResponse\x12%\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x16.darkroom.v1.LoadEvent\"9\n\rUnloadRequest\x12(\n\x05token\x18\x01 \x01(\x0b\x32\x19.darkroom.v1.FencingToken\";\n\x0eUnloadResponse\x12)\n\x06status\x18\x01 \x01(\x0b\x32\x19.darkroom.v1.WorkerStatus\"\xb8\x01\n\x1cWorkerServiceGenerateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12(\n\x05token\x18\x02 \x01(\x0b\x32\x19.darkroom.v1.FencingToken\x12#\n\x05items\x18\x03 \x03(\x0b\x32\x14.darkroom.v1.RunItem\x12\x16\n\x0e\x61\x66ter_sequence\x18\x04 \x01(\x03\x12\r\n\x05model\x18\x05 \x01(\t\x12\x12\n\nmust_exist\x18\x06 \x01(\x08\"E\n\x1dWorkerServiceGenerateResponse\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.darkroom.v1.RunEvent\"L\n\x10\x41\x63kOutputRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12(\n\x05token\x18\x02 \x01(\x0b\x32\x19.darkroom.v1.FencingToken\"\x13\n\x11\x41\x63kOutputResponse\"\x1f\n\rCancelRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse2\xa1\x04\n\rWorkerService\x12O\n\tGetStatus\x12\x1d.darkroom.v1.GetStatusRequest\x1a\x1e.darkroom.v1.GetStatusResponse\"\x03\x90\x02\x01\x12I\n\x07Inspect\x12\x1b.darkroom.v1.InspectRequest\x1a\x1c.darkroom.v1.InspectResponse\"\x03\x90\x02\x01\x12=\n\x04Load\x12\x18.darkroom.v1.LoadRequest\x1a\x19.darkroom.v1.LoadResponse0\x01\x12\x41\n\x06Unload\x12\x1a.darkroom.v1.UnloadRequest\x1a\x1b.darkroom.v1.UnloadResponse\x12\x63\n\x08Generate\x12).darkroom.v1.WorkerServiceGenerateRequest\x1a*.darkroom.v1.WorkerServiceGenerateResponse0\x01\x12J\n\tAckOutput\x12\x1d.darkroom.v1.AckOutputRequest\x1a\x1e.darkroom.v1.AckOutputResponse\x12\x41\n\x06\x43\x61ncel\x12\x1a.darkroom.v1.CancelRequest\x1a\x1b.darkroom.v1.CancelResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n darkroom/v1/worker_service.proto\x12\x0b\x64\x61rkroom.v1\x1a\x16\x64\x61rkroom/v1/plan.proto\x1a\x18\x64\x61rkroom/v1/worker.proto\"\x12\n\x10GetStatusRequest\">\n\x11GetStatusResponse\x12)\n\x06status\x18\x01 \x01(\x0b\x32\x19.darkroom.v1.WorkerStatus\"\x1f\n\x0eInspectRequest\x12\r\n\x05model\x18\x01 \x01(\t\">\n\x0fInspectResponse\x12+\n\ninspection\x18\x01 \x01(\x0b\x32\x17.darkroom.v1.Inspection\"k\n\x0bLoadRequest\x12\x1f\n\x04plan\x18\x01 \x01(\x0b\x32\x11.darkroom.v1.Plan\x12(\n\x05token\x18\x02 \x01(\x0b\x32\x19.darkroom.v1.FencingToken\x12\x11\n\treplanned\x18\x03 \x01(\x08\"5\n\x0cLoadResponse\x12%\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x16.darkroom.v1.LoadEvent\"9\n\rUnloadRequest\x12(\n\x05token\x18\x01 \x01(\x0b\x32\x19.darkroom.v1.FencingToken\";\n\x0eUnloadResponse\x12)\n\x06status\x18\x01 \x01(\x0b\x32\x19.darkroom.v1.WorkerStatus\"\xcc\x01\n\x1cWorkerServiceGenerateRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12(\n\x05token\x18\x02 \x01(\x0b\x32\x19.darkroom.v1.FencingToken\x12#\n\x05items\x18\x03 \x03(\x0b\x32\x14.darkroom.v1.RunItem\x12\x16\n\x0e\x61\x66ter_sequence\x18\x04 \x01(\x03\x12\r\n\x05model\x18\x05 \x01(\t\x12\x12\n\nmust_exist\x18\x06 \x01(\x08\x12\x12\n\ntakes_more\x18\x07 \x01(\x08\"j\n\x1dWorkerServiceGenerateResponse\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.darkroom.v1.RunEvent\x12#\n\x04more\x18\x02 \x03(\x0b\x32\x15.darkroom.v1.RunEvent\"L\n\x10\x41\x63kOutputRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12(\n\x05token\x18\x02 \x01(\x0b\x32\x19.darkroom.v1.FencingToken\"\x13\n\x11\x41\x63kOutputResponse\"\x1f\n\rCancelRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"\x10\n\x0e\x43\x61ncelResponse2\xa1\x04\n\rWorkerService\x12O\n\tGetStatus\x12\x1d.darkroom.v1.GetStatusRequest\x1a\x1e.darkroom.v1.GetStatusResponse\"\x03\x90\x02\x01\x12I\n\x07Inspect\x12\x1b.darkroom.v1.InspectRequest\x1a\x1c.darkroom.v1.InspectResponse\"\x03\x90\x02\x01\x12=\n\x04Load\x12\x18.darkroom.v1.LoadRequest\x1a\x19.darkroom.v1.LoadResponse0\x01\x12\x41\n\x06Unload\x12\x1a.darkroom.v1.UnloadRequest\x1a\x1b.darkroom.v1.UnloadResponse\x12\x63\n\x08Generate\x12).darkroom.v1.WorkerServiceGenerateRequest\x1a*.darkroom.v1.WorkerServiceGenerateResponse0\x01\x12J\n\tAckOutput\x12\x1d.darkroom.v1.AckOutputRequest\x1a\x1e.darkroom.v1.AckOutputResponse\x12\x41\n\x06\x43\x61ncel\x12\x1a.darkroom.v1.CancelRequest\x1a\x1b.darkroom.v1.CancelResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,17 +54,17 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNLOADRESPONSE']._serialized_start=503
   _globals['_UNLOADRESPONSE']._serialized_end=562
   _globals['_WORKERSERVICEGENERATEREQUEST']._serialized_start=565
-  _globals['_WORKERSERVICEGENERATEREQUEST']._serialized_end=749
-  _globals['_WORKERSERVICEGENERATERESPONSE']._serialized_start=751
-  _globals['_WORKERSERVICEGENERATERESPONSE']._serialized_end=820
-  _globals['_ACKOUTPUTREQUEST']._serialized_start=822
-  _globals['_ACKOUTPUTREQUEST']._serialized_end=898
-  _globals['_ACKOUTPUTRESPONSE']._serialized_start=900
-  _globals['_ACKOUTPUTRESPONSE']._serialized_end=919
-  _globals['_CANCELREQUEST']._serialized_start=921
-  _globals['_CANCELREQUEST']._serialized_end=952
-  _globals['_CANCELRESPONSE']._serialized_start=954
-  _globals['_CANCELRESPONSE']._serialized_end=970
-  _globals['_WORKERSERVICE']._serialized_start=973
-  _globals['_WORKERSERVICE']._serialized_end=1518
+  _globals['_WORKERSERVICEGENERATEREQUEST']._serialized_end=769
+  _globals['_WORKERSERVICEGENERATERESPONSE']._serialized_start=771
+  _globals['_WORKERSERVICEGENERATERESPONSE']._serialized_end=877
+  _globals['_ACKOUTPUTREQUEST']._serialized_start=879
+  _globals['_ACKOUTPUTREQUEST']._serialized_end=955
+  _globals['_ACKOUTPUTRESPONSE']._serialized_start=957
+  _globals['_ACKOUTPUTRESPONSE']._serialized_end=976
+  _globals['_CANCELREQUEST']._serialized_start=978
+  _globals['_CANCELREQUEST']._serialized_end=1009
+  _globals['_CANCELRESPONSE']._serialized_start=1011
+  _globals['_CANCELRESPONSE']._serialized_end=1027
+  _globals['_WORKERSERVICE']._serialized_start=1030
+  _globals['_WORKERSERVICE']._serialized_end=1575
 # @@protoc_insertion_point(module_scope)

@@ -192,6 +192,7 @@ class WorkerServiceGenerateRequest(google.protobuf.message.Message):
     AFTER_SEQUENCE_FIELD_NUMBER: builtins.int
     MODEL_FIELD_NUMBER: builtins.int
     MUST_EXIST_FIELD_NUMBER: builtins.int
+    TAKES_MORE_FIELD_NUMBER: builtins.int
     run_id: builtins.str
     """Name of the run; the same id re-attaches."""
     after_sequence: builtins.int
@@ -200,6 +201,10 @@ class WorkerServiceGenerateRequest(google.protobuf.message.Message):
     """Model and plan that the items expect to find loaded; FAILED_PRECONDITION if another one is."""
     must_exist: builtins.bool
     """True if the caller knows that the run was begun: where it is no more, it is FAILED_PRECONDITION, never begun anew."""
+    takes_more: builtins.bool
+    """True if the caller reads `more` of the responses. Progress then comes in company: the first at once, what follows soon
+    after within 0.2 s, and all that waits with the next event of another kind.
+    """
     @property
     def token(self) -> darkroom.v1.worker_pb2.FencingToken:
         """The right to do so; a re-attach brings a higher counter and adopts the run."""
@@ -219,30 +224,37 @@ class WorkerServiceGenerateRequest(google.protobuf.message.Message):
         after_sequence: builtins.int = ...,
         model: builtins.str = ...,
         must_exist: builtins.bool = ...,
+        takes_more: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["token", b"token"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["after_sequence", b"after_sequence", "items", b"items", "model", b"model", "must_exist", b"must_exist", "run_id", b"run_id", "token", b"token"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after_sequence", b"after_sequence", "items", b"items", "model", b"model", "must_exist", b"must_exist", "run_id", b"run_id", "takes_more", b"takes_more", "token", b"token"]) -> None: ...
 
 global___WorkerServiceGenerateRequest = WorkerServiceGenerateRequest
 
 @typing.final
 class WorkerServiceGenerateResponse(google.protobuf.message.Message):
-    """One event of a run."""
+    """What happened in a run."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EVENT_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
     @property
     def event(self) -> darkroom.v1.worker_pb2.RunEvent:
-        """What happened."""
+        """One event."""
+
+    @property
+    def more(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[darkroom.v1.worker_pb2.RunEvent]:
+        """Those that followed it, in order; empty unless the request takes them."""
 
     def __init__(
         self,
         *,
         event: darkroom.v1.worker_pb2.RunEvent | None = ...,
+        more: collections.abc.Iterable[darkroom.v1.worker_pb2.RunEvent] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["event", b"event"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["event", b"event"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["event", b"event", "more", b"more"]) -> None: ...
 
 global___WorkerServiceGenerateResponse = WorkerServiceGenerateResponse
 

@@ -6,6 +6,8 @@ Knows nothing of what an event is. Invariant: every follower sees each kept even
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import AsyncGenerator, Callable
 from typing import Generic, TypeVar
 
@@ -47,23 +49,50 @@ class EventLog(Generic[Event]):
             beat_s: after a silence of this many seconds `beat()` is yielded, unless it is None.
             beat: makes a heartbeat.
         """
-        place = start
-        while True:
-            while place < len(self._events):
-                event = self._events[place]
-                place += 1
-                if event is not None:
+        async with contextlib.aclosing(self.follow_together(start, beat_s, beat)) as companies:
+            async for events in companies:
+                for event in events:
                     yield event
-            if self.is_closed:
+
+    async def follow_together(
+        self,
+        start: int,
+        beat_s: float,
+        beat: Callable[[], Event | None] = lambda: None,
+        pause_s: float = 0.0,
+        can_wait: Callable[[Event], bool] = lambda event: False,
+    ) -> AsyncGenerator[list[Event], None]:
+        """As `follow`, but yields what is there at once.
+
+        Args:
+            start: as in `follow`.
+            beat_s: as in `follow`.
+            beat: as in `follow`.
+            pause_s: events that all can wait do so until this many seconds after the last ones.
+            can_wait: tells whether an event may.
+        """
+        place, told_at = start, float("-inf")
+        while True:
+            events = [event for event in self._events[place:] if event is not None]
+            left_s = told_at + pause_s - time.monotonic()
+            if events and left_s > 0 and not self.is_closed and all(map(can_wait, events)):
+                await self._has_changed(left_s)
+            elif events:
+                place, told_at = len(self._events), time.monotonic()
+                yield events
+            elif self.is_closed:
                 return
-            changed = self._changed
-            try:
-                async with asyncio.timeout(beat_s):
-                    await changed.wait()
-            except TimeoutError:
-                # An event may have come in the very moment of the time-out; it goes first.
-                if not changed.is_set() and (heartbeat := beat()) is not None:
-                    yield heartbeat
+            # An event may have come in the very moment of the time-out; it goes first.
+            elif not await self._has_changed(beat_s) and (heartbeat := beat()) is not None:
+                yield [heartbeat]
+
+    async def _has_changed(self, limit_s: float) -> bool:
+        """Waits for an event or the end, at most so long; returns whether one came."""
+        changed = self._changed
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await changed.wait()
+        return changed.is_set()
 
     def _wake(self) -> None:
         self._changed.set()

@@ -6,9 +6,10 @@ an output or an error; what is kept stays within its bounds.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
 
 from darkroom.rpc.errors import DarkroomError, error_to_message
 from darkroom.v1 import worker_pb2
@@ -17,6 +18,8 @@ from services.worker.event_log import EventLog
 
 # Names of items that the worker once had, so that a late cancel is told from a wrong one.
 REMEMBERED_JOBS = 10_000
+# Of files that are told together: a message may have 4 MiB.
+PARCEL_BYTES = 2**20
 
 
 class Run(Activity):
@@ -107,12 +110,22 @@ class Run(Activity):
         """True when every item has ended and was acknowledged."""
         return self.is_over and self.acknowledged.issuperset(self.job_ids)
 
-    async def follow(self, after_sequence: int, beat_s: float) -> AsyncGenerator[worker_pb2.RunEvent, None]:
-        """Yields its events after the given number, heartbeats between them, up to the end."""
+    async def follow(
+        self, after_sequence: int, beat_s: float, pause_s: float = 0.0
+    ) -> AsyncGenerator[list[worker_pb2.RunEvent], None]:
+        """Yields its events after the given number, heartbeats between them, up to the end.
+
+        What is there together comes together, up to about PARCEL_BYTES; progress waits for more until `pause_s` after
+        what came last.
+        """
         self._followers += 1
+        start = max(after_sequence, 0)
+        together = self._log.follow_together(start, beat_s, self._beat, pause_s, _can_wait)
         try:
-            async for event in self._log.follow(max(after_sequence, 0), beat_s, self._beat):
-                yield event
+            async with contextlib.aclosing(together) as companies:
+                async for events in companies:
+                    for parcel in _parcels(events):
+                        yield parcel
         finally:
             self._followers -= 1
             self.touched_at = time.monotonic()
@@ -187,3 +200,18 @@ class Shelf:
                 silent.append(run)
                 excess -= run.kept_bytes
         return silent
+
+
+def _can_wait(event: worker_pb2.RunEvent) -> bool:
+    return event.HasField("progress")
+
+
+def _parcels(events: Iterable[worker_pb2.RunEvent]) -> Iterator[list[worker_pb2.RunEvent]]:
+    parcel: list[worker_pb2.RunEvent] = []
+    for event in events:
+        parcel.append(event)
+        if sum(len(each.chunk.data) for each in parcel) >= PARCEL_BYTES:
+            yield parcel
+            parcel = []
+    if parcel:
+        yield parcel

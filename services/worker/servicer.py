@@ -43,9 +43,13 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServiceServicer):
     async def Generate(
         self, request: messages.WorkerServiceGenerateRequest, context: grpc.aio.ServicerContext
     ) -> AsyncGenerator[messages.WorkerServiceGenerateResponse, None]:
-        async with contextlib.aclosing(self._worker.generate(request)) as events:
-            async for event in events:
-                yield messages.WorkerServiceGenerateResponse(event=event)
+        async with contextlib.aclosing(self._worker.generate(request)) as companies:
+            async for events in companies:
+                if request.takes_more:
+                    yield messages.WorkerServiceGenerateResponse(event=events[0], more=events[1:])
+                    continue
+                for event in events:
+                    yield messages.WorkerServiceGenerateResponse(event=event)
 
     async def AckOutput(
         self, request: messages.AckOutputRequest, context: grpc.aio.ServicerContext

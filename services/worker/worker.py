@@ -43,6 +43,8 @@ from services.worker.runs import Run, Shelf
 # Status answers within 100 ms, whatever the engine does; a fresh reading gets half of that.
 STATUS_WAIT_S = 0.05
 HOUSEKEEPING_S = 0.5
+# Progress waits for more, for those who read it so: whoever takes the processor takes it from the engine's threads.
+COMPANY_S = 0.2
 # Of the grace period, what is left for cancelled items to tell their end.
 HAND_BACK_S = 2.0
 
@@ -99,8 +101,11 @@ class Worker:
 
     async def generate(
         self, request: worker_service_pb2.WorkerServiceGenerateRequest
-    ) -> AsyncGenerator[worker_pb2.RunEvent, None]:
-        """Runs items, or re-attaches to a run of this id, and yields its events. Leaving does not stop the run."""
+    ) -> AsyncGenerator[list[worker_pb2.RunEvent], None]:
+        """Runs items, or re-attaches to a run of this id, and yields its events, those together that are there.
+
+        Leaving does not stop the run.
+        """
         token = _token(request)
         if not request.run_id:
             raise InvalidRequestError({"run_id": "a run needs a name"})
@@ -110,9 +115,10 @@ class Worker:
             check_items(list(request.items))
         admission = self._admit(token)
         run = self._shelf.find(request.run_id) or self._begin_run(request, admission)
-        async with contextlib.aclosing(run.follow(request.after_sequence, self._settings.worker_heartbeat_s)) as events:
-            async for event in events:
-                yield event
+        beat_s, pause_s = self._settings.worker_heartbeat_s, COMPANY_S if request.takes_more else 0.0
+        async with contextlib.aclosing(run.follow(request.after_sequence, beat_s, pause_s)) as companies:
+            async for events in companies:
+                yield events
         self._fence.touch()
 
     def cancel(self, job_id: str) -> None:

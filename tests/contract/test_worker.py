@@ -119,6 +119,18 @@ async def test_a_run_re_attaches_at_any_point_and_no_step_is_computed_twice(work
     assert isinstance(await failure_of(worker.generate("run-again", [], token=claim(2))), StaleTokenError)
 
 
+async def test_a_caller_that_takes_more_gets_the_same_events_in_fewer_messages(worker: WorkerServer) -> None:
+    await worker.load(rehearsal_plan(), claim())
+    request = messages.WorkerServiceGenerateRequest(
+        run_id="run-more", token=claim(), items=[item("job-more")], model="rehearsal", takes_more=True
+    )
+    answers = [answer async for answer in worker.stub.Generate(request, timeout=20)]
+    events = [event for answer in answers for event in (answer.event, *answer.more)]
+    alone = await worker.generate("run-more", [], token=claim())
+    assert events == alone
+    assert len(answers) < len(alone)
+
+
 async def test_a_run_that_must_exist_is_never_begun_anew(worker: WorkerServer, ledger: Path) -> None:
     await worker.load(rehearsal_plan(), claim(1))
     request = messages.WorkerServiceGenerateRequest(

@@ -176,6 +176,7 @@ class Batch:
             after_sequence=self._sequence,
             model=jobs[0].request.model,
             must_exist=self._has_attached,
+            takes_more=True,
         )
         for attempt in awaited:
             attempt.is_on_worker = True

@@ -86,6 +86,8 @@ class WorkerClient:
             try:
                 async for answer in call:
                     yield answer.event
+                    for event in answer.more:
+                        yield event
             finally:
                 call.cancel()
 

@@ -2,8 +2,8 @@
 
 Every message that leaves wakes a chain of processes, up to the watcher; on a processor that the engine computes on,
 they take their time from its threads, and all of these wait for the slowest. So the first progress goes at once, and
-what follows soon waits for more. Knows nothing of what the events mean. Invariants: every event is sent once and in
-order; none waits longer than the pause.
+what can wait after it, or after anything else, waits for more. Knows nothing of what the events mean. Invariants: every
+event is sent once and in order; none waits longer than the pause.
 """
 
 from __future__ import annotations
@@ -42,10 +42,7 @@ class Outbox:
         """Sends an event, after those that wait; one that `can_wait` may wait for more itself."""
         with self._changed:
             self._held += pack(event)
-            if not can_wait:
-                self._quiet_until = 0.0
-                self._send_held()
-            elif time.monotonic() >= self._quiet_until:
+            if not can_wait or time.monotonic() >= self._quiet_until:
                 self._quiet_until = time.monotonic() + self._pause_s
                 self._send_held()
             else:

@@ -7,7 +7,7 @@ import time
 
 from darkroom.rpc.errors import EngineDiedError
 from darkroom.v1 import generation_pb2, worker_pb2
-from services.worker.runs import REMEMBERED_JOBS, Run, Shelf
+from services.worker.runs import PARCEL_BYTES, REMEMBERED_JOBS, Run, Shelf
 
 
 def run_of(*job_ids: str, run_id: str = "run") -> Run:
@@ -26,7 +26,7 @@ def finish(run: Run, job_id: str, data: bytes = b"file") -> None:
 
 
 async def events_of(run: Run, after: int = 0) -> list[worker_pb2.RunEvent]:
-    return [event async for event in run.follow(after, 1.0)]
+    return [event async for events in run.follow(after, 1.0) for event in events]
 
 
 def test_what_is_being_made_is_what_has_begun_and_not_ended() -> None:
@@ -71,8 +71,8 @@ async def test_followers_get_events_as_they_come_and_beats_between() -> None:
     seen: list[worker_pb2.RunEvent] = []
 
     async def follow() -> None:
-        async for event in run.follow(0, 0.02):
-            seen.append(event)
+        async for events in run.follow(0, 0.02):
+            seen.extend(events)
 
     follower = asyncio.create_task(follow())
     run.record(step("a"))
@@ -87,6 +87,44 @@ async def test_followers_get_events_as_they_come_and_beats_between() -> None:
     assert len(beats) >= 2
     assert {beat.sequence for beat in beats} == {1}
     assert not run.is_followed
+
+
+async def test_progress_waits_for_company_and_goes_with_whatever_can_not_wait() -> None:
+    run, seen = run_of("a"), list[list[int]]()
+
+    async def follow() -> None:
+        async for events in run.follow(0, 60.0, pause_s=60.0):
+            seen.append([event.sequence for event in events])
+
+    follower = asyncio.create_task(follow())
+    for number in range(3):
+        run.record(step("a", number))
+        await asyncio.sleep(0.02)
+    assert seen == [[1]], "the first one goes at once"
+    finish(run, "a")
+    await follower
+    assert seen == [[1], [2, 3, 4, 5, 6]]
+
+
+async def test_progress_waits_no_longer_than_the_pause() -> None:
+    run = run_of("a")
+    events = run.follow(0, 60.0, pause_s=0.2)
+    run.record(step("a"))
+    assert len(await anext(events)) == 1
+    began_at = time.monotonic()
+    run.record(step("a", 2))
+    run.record(step("a", 3))
+    assert [event.sequence for event in await anext(events)] == [2, 3]
+    assert 0.15 <= time.monotonic() - began_at < 5.0
+    await events.aclose()
+
+
+async def test_large_files_come_in_several_parcels() -> None:
+    run = run_of("a", "b")
+    for job_id in ("a", "b"):
+        finish(run, job_id, bytes(2 * PARCEL_BYTES))
+    parcels = [events async for events in run.follow(0, 1.0)]
+    assert [[event.sequence for event in events] for events in parcels] == [[1, 2], [3], [4, 5], [6]]
 
 
 async def test_acknowledging_frees_the_file_and_keeps_the_numbers() -> None:
