@@ -20,6 +20,7 @@ from services.worker.engine.assembly.components import ComponentsStage
 from services.worker.engine.assembly.fitting import check_fit
 from services.worker.engine.assembly.pipeline import PipelineStage
 from services.worker.engine.assembly.placement import PlacementStage
+from services.worker.engine.assembly.positions import PositionsStage
 from services.worker.engine.assembly.prompt_caching import PromptCachingStage
 from services.worker.engine.assembly.quantisation import QuantisationStage
 from services.worker.engine.assembly.source import SourceStage
@@ -37,6 +38,7 @@ STAGES: tuple[Stage, ...] = (
     AttentionStage(),
     CachingStage(),
     PromptCachingStage(),
+    PositionsStage(),
     SpeedStage(),
 )
 
