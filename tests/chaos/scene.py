@@ -36,11 +36,20 @@ class Scene:
         self.stubs = [Stubs(gateway.address) for gateway in cluster.gateways]
 
     async def submit(
-        self, prompt: str, *, steps: int = 4, request_id: str = "", gateway: int = 0, seed: int = 1
+        self,
+        prompt: str,
+        *,
+        steps: int = 4,
+        request_id: str = "",
+        gateway: int = 0,
+        seed: int = 1,
+        deadline_s: float = 0.0,
     ) -> str:
         """Returns the job's id."""
         request = generation_pb2.GenerationRequest(model="emoji", prompt=prompt, steps=steps, seed=seed)
         message = messages.SubmitJobRequest(request=request, request_id=request_id)
+        if deadline_s:
+            message.terms.deadline.FromMilliseconds(int(deadline_s * 1000))
         answer = await self.stubs[gateway].jobs.SubmitJob(message, timeout=CALL_S)
         return str(answer.job.id)
 

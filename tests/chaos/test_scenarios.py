@@ -262,25 +262,33 @@ async def test_a_full_disk_makes_jobs_wait_and_fails_none(scene: Scene) -> None:
     assert max([(await scene.evidence(job_id)).num_lost for job_id in job_ids]) <= 4
 
 
-async def test_a_gateway_with_a_full_disk_adopts_nothing_and_says_why_jobs_wait(scene: Scene) -> None:
+async def test_a_gateway_with_a_full_disk_adopts_nothing_but_ends_what_is_late_and_says_why_jobs_wait(
+    scene: Scene,
+) -> None:
     """Gateway 0 knows of its full disk when gateway 1 dies with a job that runs."""
     full, dead = scene.cluster.gateways
+    said_before = full.log.count("DISK_FULL")
     full.limit_files(0)
     dead.send(signal.SIGSTOP)
     tried = await scene.submit("finds out", gateway=0)
 
     async def has_found_out() -> bool:
-        return "DISK_FULL" in full.log
+        return full.log.count("DISK_FULL") > said_before
 
     await scene.until(has_found_out, "gateway 0 finds its disk full")
     dead.send(signal.SIGCONT)
     await scene.finish(tried)
     running = await scene.submit("rehearse: steps of 0.3 s", steps=8, gateway=1)
-    await scene.until_step(running, 1)
-    assert scene.driver(running) == 1
+    due = await scene.submit("rehearse: steps of 0.3 s", steps=60, gateway=1, deadline_s=2 * LEASE_S)
+    for job_id in (running, due):
+        await scene.until_step(job_id, 1)
+        assert scene.driver(job_id) == 1
     await dead.kill()
     waiting = await scene.submit("waits", gateway=0)
     await asyncio.sleep(3 * LEASE_S)
+    (late,) = await scene.finish(due)
+    assert late.error.reason == "DEADLINE_EXCEEDED"
+    assert late.finished_at.ToMilliseconds() - late.deadline_at.ToMilliseconds() < 3000 * LEASE_S
     assert not said(full, running)
     assert "File too large" in (await scene.get(waiting)).progress.detail
     full.limit_files(None)

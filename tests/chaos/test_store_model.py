@@ -134,6 +134,11 @@ class StoreModel(RuleBasedStateMachine):
             self.requests[request_id] = (job_id, body)
         return job_id
 
+    @rule(target=jobs_known, body=st.sampled_from("ab"))
+    def submit_three(self, body: str) -> Any:
+        """More than a worker may have room for, which chance alone seldom brings together."""
+        return multiple(*[self.submit(0, body) for _ in range(3)])
+
     @rule(job_id=jobs_known)
     def cancel(self, job_id: str) -> None:
         self.run(self.jobs.cancel(job_id))

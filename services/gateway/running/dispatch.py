@@ -144,9 +144,11 @@ class Dispatch:
                 self._idle.set()
 
     async def _adopt(self) -> Claim | None:
-        if self._is_draining or not await self._means.outputs.has_room():
+        if self._is_draining:
             return None
-        return await self._means.jobs.adopt(self._means.settings.gateway_lease_s)
+        # Without room for files it can still end what is past its deadline.
+        has_room = await self._means.outputs.has_room()
+        return await self._means.jobs.adopt(self._means.settings.gateway_lease_s, is_late_only=not has_room)
 
     async def _resume(self, claim: Claim) -> None:
         """Drives adopted jobs on the worker that has them, once that answers; else the worker is lost."""

@@ -70,9 +70,14 @@ class Driving:
             return max(0.02, int(answer[1]) / 1000)
         return float("inf")
 
-    async def adopt(self, lease_s: float) -> Claim | None:
-        """Takes over one running job that its gateway abandoned, if there is one, with all that runs beside it."""
-        answer = await self._scripts.call("adopt", to_ms(lease_s), lasting=True)
+    async def adopt(self, lease_s: float, *, is_late_only: bool = False) -> Claim | None:
+        """Takes over one running job that its gateway abandoned, if there is one, with all that runs beside it.
+
+        Args:
+            lease_s: length of the leases.
+            is_late_only: take none but a job past its deadline.
+        """
+        answer = await self._scripts.call("adopt", to_ms(lease_s), int(is_late_only), lasting=True)
         return claim_of(answer, is_adopted=True) if answer else None
 
     async def renew(self, claim: Claim, lease_s: float) -> Wish:

@@ -171,6 +171,20 @@ async def test_a_lease_runs_out_by_the_servers_clock(jobs: Jobs) -> None:
     assert adopted.is_adopted
 
 
+async def test_an_adoption_of_what_is_late_takes_nothing_else(jobs: Jobs, client: aioredis.Redis) -> None:
+    await submit(jobs)
+    due = await submit_within(jobs, 0.1)
+    first, second = await claim(jobs, "w0"), await claim(jobs, "w1")
+    await client.zadd("darkroom:leases", {first.job.id: 0, second.job.id: 0})
+    assert await jobs.adopt(10, is_late_only=True) is None
+    await asyncio.sleep(0.15)
+    adopted = await jobs.adopt(10, is_late_only=True)
+    assert adopted is not None
+    assert (adopted.job.id, adopted.left_s) == (due.id, 0)
+    assert await jobs.adopt(10, is_late_only=True) is None
+    assert (await jobs.adopt(10)).job.id == first.job.id  # type: ignore[union-attr]
+
+
 async def test_an_adoption_happens_once(jobs: Jobs, client: aioredis.Redis) -> None:
     job = await submit(jobs)
     await claim(jobs)
