@@ -16,31 +16,31 @@ from darkroom.v1 import generation_pb2, generation_service_pb2, worker_pb2
 ATTEMPT_S = 300.0
 
 
-async def download_output(connection: Connection, job_id: str) -> tuple[generation_pb2.Output, bytes]:
-    """Returns the description and the bytes of a succeeded job's file.
+async def download_output(connection: Connection, file: PartialFile) -> tuple[generation_pb2.Output, bytes]:
+    """Fetches what is missing of a succeeded job's file, if anything; returns its description and its bytes.
 
     Raises:
         NoOutputError: the job has no file.
         UnknownJobError: there is no such job.
         DataLossError: the bytes are not those that the gateway described.
     """
-    file = _PartialFile(job_id)
     outage = connection.outage()
     while True:
         have_bytes = len(file.data)
         try:
-            await _fetch_rest(connection, file)
-            if file.is_whole():
+            if not file.is_whole:
+                await _fetch_rest(connection, file)
+            if file.is_whole:
                 return file.checked()
-            raise UnavailableError(f"the file of job {job_id} ended after {len(file.data)} bytes")
+            raise UnavailableError(f"the file of job {file.job_id} ended after {len(file.data)} bytes")
         except DarkroomError as error:
             if len(file.data) > have_bytes:
                 outage.end()
             await outage.wait(error)
 
 
-class _PartialFile:
-    """What has arrived of a file so far."""
+class PartialFile:
+    """What has arrived of a job's file so far."""
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
@@ -48,6 +48,7 @@ class _PartialFile:
         self.data = bytearray()
 
     def describe(self, output: generation_pb2.Output) -> None:
+        """Takes what is told of the file. Raises DataLossError where that has changed."""
         if self.output is not None and self.output.sha256 != output.sha256:
             raise DataLossError(f"the file of job {self.job_id} changed while it was fetched")
         self.output = output
@@ -59,10 +60,13 @@ class _PartialFile:
             raise DataLossError(f"the file of job {self.job_id} has a piece out of place at byte {chunk.offset}")
         self.data += chunk.data
 
+    @property
     def is_whole(self) -> bool:
+        """True once every byte is there."""
         return self.output is not None and len(self.data) == self.output.size_bytes
 
     def checked(self) -> tuple[generation_pb2.Output, bytes]:
+        """Returns description and bytes of a whole file. Raises DataLossError where they don't fit."""
         assert self.output is not None
         data = bytes(self.data)
         if hashlib.sha256(data).hexdigest() != self.output.sha256:
@@ -70,7 +74,7 @@ class _PartialFile:
         return self.output, data
 
 
-async def _fetch_rest(connection: Connection, file: _PartialFile) -> None:
+async def _fetch_rest(connection: Connection, file: PartialFile) -> None:
     request = generation_service_pb2.DownloadOutputRequest(job_id=file.job_id, offset=len(file.data))
     stream = connection.stream(connection.generation.DownloadOutput, request, timeout_s=ATTEMPT_S)
     async with contextlib.aclosing(stream) as responses:

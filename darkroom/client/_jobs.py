@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Unpack
 
 from darkroom.client._connection import Connection
-from darkroom.client._download import download_output
+from darkroom.client._download import PartialFile, download_output
 from darkroom.client._picture import Picture
 from darkroom.client._request import RequestFields, build_request, build_terms, spread_seeds
 from darkroom.client._watch import is_terminal, watch_job
@@ -79,15 +79,15 @@ class JobMethods:
 
     async def follow(self, job: job_pb2.Job) -> AsyncGenerator[job_pb2.JobEvent | Picture, None]:
         """Yields a submitted job's events, then its picture. Leaving the loop cancels the job."""
-        has_ended = is_terminal(job)
+        has_ended, file = is_terminal(job), PartialFile(job.id)
         try:
-            async for event in self.watch(job.id):
+            async for event in watch_job(self._connection, job.id, file=file):
                 if event.HasField("job"):
                     job = event.job
                     has_ended = is_terminal(job)
                 yield event
             _raise_unless_succeeded(job)
-            yield await self._fetch(job)
+            yield await self._fetch(job, file)
         finally:
             if not has_ended:
                 await _abandon(self.cancel(job.id))
@@ -196,22 +196,23 @@ class JobMethods:
 
     async def wait(self, job_id: str, *, on_event: OnEvent | None = None) -> Picture:
         """Waits for a job and returns its picture. Leaving does not touch the job."""
-        async for event in self.watch(job_id):
+        file = PartialFile(job_id)
+        async for event in watch_job(self._connection, job_id, file=file):
             if on_event is not None:
                 on_event(event)
             if event.HasField("job"):
                 job = event.job
         _raise_unless_succeeded(job)
-        return await self._fetch(job)
+        return await self._fetch(job, file)
 
     async def download(self, job_id: str) -> Picture:
         """Returns the picture of a job that has succeeded."""
         job = await self.get(job_id)
         _raise_unless_succeeded(job)
-        return await self._fetch(job)
+        return await self._fetch(job, PartialFile(job_id))
 
-    async def _fetch(self, job: job_pb2.Job) -> Picture:
-        output, data = await download_output(self._connection, job.id)
+    async def _fetch(self, job: job_pb2.Job, file: PartialFile) -> Picture:
+        output, data = await download_output(self._connection, file)
         described = job_pb2.Job()
         described.CopyFrom(job)
         described.output.CopyFrom(output)

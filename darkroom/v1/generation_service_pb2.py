@@ -27,7 +27,7 @@ from darkroom.v1 import job_pb2 as darkroom_dot_v1_dot_job__pb2
 from darkroom.v1 import worker_pb2 as darkroom_dot_v1_dot_worker__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$darkroom/v1/generation_service.proto\x12\x0b\x64\x61rkroom.v1\x1a\x1c\x64\x61rkroom/v1/generation.proto\x1a\x15\x64\x61rkroom/v1/job.proto\x1a\x18\x64\x61rkroom/v1/worker.proto\"}\n\x10SubmitJobRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.darkroom.v1.GenerationRequest\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12$\n\x05terms\x18\x03 \x01(\x0b\x32\x15.darkroom.v1.JobTerms\"2\n\x11SubmitJobResponse\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.darkroom.v1.Job\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"/\n\x0eGetJobResponse\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.darkroom.v1.Job\"_\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12%\n\x06states\x18\x03 \x03(\x0e\x32\x15.darkroom.v1.JobState\"K\n\x10ListJobsResponse\x12\x1e\n\x04jobs\x18\x01 \x03(\x0b\x32\x10.darkroom.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"2\n\x11\x43\x61ncelJobResponse\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.darkroom.v1.Job\"9\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\"8\n\x10WatchJobResponse\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.darkroom.v1.JobEvent\"7\n\x15\x44ownloadOutputRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"r\n\x16\x44ownloadOutputResponse\x12%\n\x06output\x18\x01 \x01(\x0b\x32\x13.darkroom.v1.OutputH\x00\x12)\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x18.darkroom.v1.OutputChunkH\x00\x42\x06\n\x04part\"|\n\x0fGenerateRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.darkroom.v1.GenerationRequest\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12$\n\x05terms\x18\x03 \x01(\x0b\x32\x15.darkroom.v1.JobTerms\"m\n\x10GenerateResponse\x12&\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.darkroom.v1.JobEventH\x00\x12)\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x18.darkroom.v1.OutputChunkH\x00\x42\x06\n\x04part\"<\n\x13ListDeadJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"O\n\x14ListDeadJobsResponse\x12\x1e\n\x04jobs\x18\x01 \x03(\x0b\x32\x10.darkroom.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"7\n\x11RedriveJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"3\n\x12RedriveJobResponse\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.darkroom.v1.Job2\xf6\x05\n\x11GenerationService\x12O\n\tSubmitJob\x12\x1d.darkroom.v1.SubmitJobRequest\x1a\x1e.darkroom.v1.SubmitJobResponse\"\x03\x90\x02\x02\x12\x46\n\x06GetJob\x12\x1a.darkroom.v1.GetJobRequest\x1a\x1b.darkroom.v1.GetJobResponse\"\x03\x90\x02\x01\x12L\n\x08ListJobs\x12\x1c.darkroom.v1.ListJobsRequest\x1a\x1d.darkroom.v1.ListJobsResponse\"\x03\x90\x02\x01\x12O\n\tCancelJob\x12\x1d.darkroom.v1.CancelJobRequest\x1a\x1e.darkroom.v1.CancelJobResponse\"\x03\x90\x02\x02\x12N\n\x08WatchJob\x12\x1c.darkroom.v1.WatchJobRequest\x1a\x1d.darkroom.v1.WatchJobResponse\"\x03\x90\x02\x01\x30\x01\x12`\n\x0e\x44ownloadOutput\x12\".darkroom.v1.DownloadOutputRequest\x1a#.darkroom.v1.DownloadOutputResponse\"\x03\x90\x02\x01\x30\x01\x12I\n\x08Generate\x12\x1c.darkroom.v1.GenerateRequest\x1a\x1d.darkroom.v1.GenerateResponse0\x01\x12X\n\x0cListDeadJobs\x12 .darkroom.v1.ListDeadJobsRequest\x1a!.darkroom.v1.ListDeadJobsResponse\"\x03\x90\x02\x01\x12R\n\nRedriveJob\x12\x1e.darkroom.v1.RedriveJobRequest\x1a\x1f.darkroom.v1.RedriveJobResponse\"\x03\x90\x02\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$darkroom/v1/generation_service.proto\x12\x0b\x64\x61rkroom.v1\x1a\x1c\x64\x61rkroom/v1/generation.proto\x1a\x15\x64\x61rkroom/v1/job.proto\x1a\x18\x64\x61rkroom/v1/worker.proto\"}\n\x10SubmitJobRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.darkroom.v1.GenerationRequest\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12$\n\x05terms\x18\x03 \x01(\x0b\x32\x15.darkroom.v1.JobTerms\"2\n\x11SubmitJobResponse\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.darkroom.v1.Job\"\x1f\n\rGetJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"/\n\x0eGetJobResponse\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.darkroom.v1.Job\"_\n\x0fListJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\x12%\n\x06states\x18\x03 \x03(\x0e\x32\x15.darkroom.v1.JobState\"K\n\x10ListJobsResponse\x12\x1e\n\x04jobs\x18\x01 \x03(\x0b\x32\x10.darkroom.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10\x43\x61ncelJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\"2\n\x11\x43\x61ncelJobResponse\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.darkroom.v1.Job\"b\n\x0fWatchJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x16\n\x0e\x61\x66ter_sequence\x18\x02 \x01(\x03\x12\x12\n\ntakes_more\x18\x03 \x01(\x08\x12\x13\n\x0bwith_output\x18\x04 \x01(\x08\"\x86\x01\n\x10WatchJobResponse\x12$\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.darkroom.v1.JobEvent\x12#\n\x04more\x18\x02 \x03(\x0b\x32\x15.darkroom.v1.JobEvent\x12\'\n\x05\x63hunk\x18\x03 \x01(\x0b\x32\x18.darkroom.v1.OutputChunk\"7\n\x15\x44ownloadOutputRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"r\n\x16\x44ownloadOutputResponse\x12%\n\x06output\x18\x01 \x01(\x0b\x32\x13.darkroom.v1.OutputH\x00\x12)\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x18.darkroom.v1.OutputChunkH\x00\x42\x06\n\x04part\"|\n\x0fGenerateRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.darkroom.v1.GenerationRequest\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12$\n\x05terms\x18\x03 \x01(\x0b\x32\x15.darkroom.v1.JobTerms\"m\n\x10GenerateResponse\x12&\n\x05\x65vent\x18\x01 \x01(\x0b\x32\x15.darkroom.v1.JobEventH\x00\x12)\n\x05\x63hunk\x18\x02 \x01(\x0b\x32\x18.darkroom.v1.OutputChunkH\x00\x42\x06\n\x04part\"<\n\x13ListDeadJobsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"O\n\x14ListDeadJobsResponse\x12\x1e\n\x04jobs\x18\x01 \x03(\x0b\x32\x10.darkroom.v1.Job\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"7\n\x11RedriveJobRequest\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\"3\n\x12RedriveJobResponse\x12\x1d\n\x03job\x18\x01 \x01(\x0b\x32\x10.darkroom.v1.Job2\xf6\x05\n\x11GenerationService\x12O\n\tSubmitJob\x12\x1d.darkroom.v1.SubmitJobRequest\x1a\x1e.darkroom.v1.SubmitJobResponse\"\x03\x90\x02\x02\x12\x46\n\x06GetJob\x12\x1a.darkroom.v1.GetJobRequest\x1a\x1b.darkroom.v1.GetJobResponse\"\x03\x90\x02\x01\x12L\n\x08ListJobs\x12\x1c.darkroom.v1.ListJobsRequest\x1a\x1d.darkroom.v1.ListJobsResponse\"\x03\x90\x02\x01\x12O\n\tCancelJob\x12\x1d.darkroom.v1.CancelJobRequest\x1a\x1e.darkroom.v1.CancelJobResponse\"\x03\x90\x02\x02\x12N\n\x08WatchJob\x12\x1c.darkroom.v1.WatchJobRequest\x1a\x1d.darkroom.v1.WatchJobResponse\"\x03\x90\x02\x01\x30\x01\x12`\n\x0e\x44ownloadOutput\x12\".darkroom.v1.DownloadOutputRequest\x1a#.darkroom.v1.DownloadOutputResponse\"\x03\x90\x02\x01\x30\x01\x12I\n\x08Generate\x12\x1c.darkroom.v1.GenerateRequest\x1a\x1d.darkroom.v1.GenerateResponse0\x01\x12X\n\x0cListDeadJobs\x12 .darkroom.v1.ListDeadJobsRequest\x1a!.darkroom.v1.ListDeadJobsResponse\"\x03\x90\x02\x01\x12R\n\nRedriveJob\x12\x1e.darkroom.v1.RedriveJobRequest\x1a\x1f.darkroom.v1.RedriveJobResponse\"\x03\x90\x02\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -67,25 +67,25 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CANCELJOBRESPONSE']._serialized_start=603
   _globals['_CANCELJOBRESPONSE']._serialized_end=653
   _globals['_WATCHJOBREQUEST']._serialized_start=655
-  _globals['_WATCHJOBREQUEST']._serialized_end=712
-  _globals['_WATCHJOBRESPONSE']._serialized_start=714
-  _globals['_WATCHJOBRESPONSE']._serialized_end=770
-  _globals['_DOWNLOADOUTPUTREQUEST']._serialized_start=772
-  _globals['_DOWNLOADOUTPUTREQUEST']._serialized_end=827
-  _globals['_DOWNLOADOUTPUTRESPONSE']._serialized_start=829
-  _globals['_DOWNLOADOUTPUTRESPONSE']._serialized_end=943
-  _globals['_GENERATEREQUEST']._serialized_start=945
-  _globals['_GENERATEREQUEST']._serialized_end=1069
-  _globals['_GENERATERESPONSE']._serialized_start=1071
-  _globals['_GENERATERESPONSE']._serialized_end=1180
-  _globals['_LISTDEADJOBSREQUEST']._serialized_start=1182
-  _globals['_LISTDEADJOBSREQUEST']._serialized_end=1242
-  _globals['_LISTDEADJOBSRESPONSE']._serialized_start=1244
-  _globals['_LISTDEADJOBSRESPONSE']._serialized_end=1323
-  _globals['_REDRIVEJOBREQUEST']._serialized_start=1325
-  _globals['_REDRIVEJOBREQUEST']._serialized_end=1380
-  _globals['_REDRIVEJOBRESPONSE']._serialized_start=1382
-  _globals['_REDRIVEJOBRESPONSE']._serialized_end=1433
-  _globals['_GENERATIONSERVICE']._serialized_start=1436
-  _globals['_GENERATIONSERVICE']._serialized_end=2194
+  _globals['_WATCHJOBREQUEST']._serialized_end=753
+  _globals['_WATCHJOBRESPONSE']._serialized_start=756
+  _globals['_WATCHJOBRESPONSE']._serialized_end=890
+  _globals['_DOWNLOADOUTPUTREQUEST']._serialized_start=892
+  _globals['_DOWNLOADOUTPUTREQUEST']._serialized_end=947
+  _globals['_DOWNLOADOUTPUTRESPONSE']._serialized_start=949
+  _globals['_DOWNLOADOUTPUTRESPONSE']._serialized_end=1063
+  _globals['_GENERATEREQUEST']._serialized_start=1065
+  _globals['_GENERATEREQUEST']._serialized_end=1189
+  _globals['_GENERATERESPONSE']._serialized_start=1191
+  _globals['_GENERATERESPONSE']._serialized_end=1300
+  _globals['_LISTDEADJOBSREQUEST']._serialized_start=1302
+  _globals['_LISTDEADJOBSREQUEST']._serialized_end=1362
+  _globals['_LISTDEADJOBSRESPONSE']._serialized_start=1364
+  _globals['_LISTDEADJOBSRESPONSE']._serialized_end=1443
+  _globals['_REDRIVEJOBREQUEST']._serialized_start=1445
+  _globals['_REDRIVEJOBREQUEST']._serialized_end=1500
+  _globals['_REDRIVEJOBRESPONSE']._serialized_start=1502
+  _globals['_REDRIVEJOBRESPONSE']._serialized_end=1553
+  _globals['_GENERATIONSERVICE']._serialized_start=1556
+  _globals['_GENERATIONSERVICE']._serialized_end=2314
 # @@protoc_insertion_point(module_scope)

@@ -205,38 +205,60 @@ class WatchJobRequest(google.protobuf.message.Message):
 
     JOB_ID_FIELD_NUMBER: builtins.int
     AFTER_SEQUENCE_FIELD_NUMBER: builtins.int
+    TAKES_MORE_FIELD_NUMBER: builtins.int
+    WITH_OUTPUT_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """The job."""
     after_sequence: builtins.int
     """Only events after this sequence number; 0 for all. The state always comes first."""
+    takes_more: builtins.bool
+    """True if the caller reads `more` of the responses."""
+    with_output: builtins.bool
+    """True if the caller reads `chunk` of the responses: a job that succeeds is then followed by its file, which is the same
+    as DownloadOutput's. Where none comes, DownloadOutput has it.
+    """
     def __init__(
         self,
         *,
         job_id: builtins.str = ...,
         after_sequence: builtins.int = ...,
+        takes_more: builtins.bool = ...,
+        with_output: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["after_sequence", b"after_sequence", "job_id", b"job_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["after_sequence", b"after_sequence", "job_id", b"job_id", "takes_more", b"takes_more", "with_output", b"with_output"]) -> None: ...
 
 global___WatchJobRequest = WatchJobRequest
 
 @typing.final
 class WatchJobResponse(google.protobuf.message.Message):
-    """One event."""
+    """What happened to a job, or a piece of its file; `event` or `chunk` is set."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     EVENT_FIELD_NUMBER: builtins.int
+    MORE_FIELD_NUMBER: builtins.int
+    CHUNK_FIELD_NUMBER: builtins.int
     @property
     def event(self) -> darkroom.v1.job_pb2.JobEvent:
-        """What happened."""
+        """One event."""
+
+    @property
+    def more(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[darkroom.v1.job_pb2.JobEvent]:
+        """Those that followed it, in order; empty unless the request takes them."""
+
+    @property
+    def chunk(self) -> darkroom.v1.worker_pb2.OutputChunk:
+        """After the last event, where the request takes it: a piece of the file, from its beginning."""
 
     def __init__(
         self,
         *,
         event: darkroom.v1.job_pb2.JobEvent | None = ...,
+        more: collections.abc.Iterable[darkroom.v1.job_pb2.JobEvent] | None = ...,
+        chunk: darkroom.v1.worker_pb2.OutputChunk | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["event", b"event"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["event", b"event"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["chunk", b"chunk", "event", b"event"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["chunk", b"chunk", "event", b"event", "more", b"more"]) -> None: ...
 
 global___WatchJobResponse = WatchJobResponse
 

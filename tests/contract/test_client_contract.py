@@ -16,7 +16,8 @@ import pytest
 
 from darkroom.client import AsyncClient, Picture, errors
 from darkroom.client.fakes import FakeGateway
-from darkroom.v1 import generation_pb2, job_pb2
+from darkroom.rpc.channels import open_channel
+from darkroom.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc, job_pb2
 from services.gateway.config import GatewaySettings
 from tests.fakes.catalogue import TINY
 from tests.fakes.gateway import serve_gateway
@@ -60,6 +61,22 @@ async def place(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 async def client(place: Place) -> AsyncIterator[AsyncClient]:
     async with AsyncClient(place.address) as opened:
         yield opened
+
+
+async def test_a_watch_brings_the_file_and_the_same_events_together_as_alone(place: Place) -> None:
+    async with AsyncClient(place.address) as client, open_channel(place.address) as channel:
+        picture = await client.generate("a red apple", model=MODEL, seed=7, width=64, height=64, steps=4)
+        stub = generation_service_pb2_grpc.GenerationServiceStub(channel)
+        job = await client.submit("a red apple", model=MODEL, seed=7, width=64, height=64, steps=4)
+        asked = generation_service_pb2.WatchJobRequest(job_id=job.id, takes_more=True, with_output=True)
+        told = [answer async for answer in stub.WatchJob(asked, timeout=20)]
+        plain = generation_service_pb2.WatchJobRequest(job_id=job.id)
+        ended = [answer async for answer in stub.WatchJob(plain, timeout=20)]
+    events = [event for answer in told if answer.HasField("event") for event in (answer.event, *answer.more)]
+    assert events[-1] == ended[-1].event
+    assert [event.sequence for event in events] == sorted({event.sequence for event in events})
+    assert b"".join(answer.chunk.data for answer in told) == picture.data
+    assert not any(answer.HasField("chunk") for answer in ended)
 
 
 async def test_one_call_makes_a_picture_and_tells_every_step(client: AsyncClient) -> None:

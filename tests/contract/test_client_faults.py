@@ -240,6 +240,43 @@ async def test_a_download_goes_on_where_it_broke() -> None:
     assert servicer.calls == [0, 3000, 6000, 9000]
 
 
+@pytest.mark.parametrize(("sent_bytes", "fetched_from"), [(0, [0]), (3000, [3000]), (len(DATA), [])])
+async def test_a_file_that_came_with_the_watch_is_fetched_from_where_it_broke(
+    sent_bytes: int, fetched_from: list[int]
+) -> None:
+    class Breaking(Gateway):
+        async def WatchJob(self, request, context):  # type: ignore[no-untyped-def]
+            assert request.with_output
+            yield state_event(job_pb2.JOB_STATE_SUCCEEDED, 1)
+            if sent_bytes:
+                piece = worker_pb2.OutputChunk(offset=0, data=DATA[:sent_bytes])
+                yield generation_service_pb2.WatchJobResponse(chunk=piece)
+            raise errors.DrainingError("this gateway is stopping", retry_after_s=0.01)
+
+        async def DownloadOutput(self, request, context):  # type: ignore[no-untyped-def]
+            self.calls.append(request.offset)
+            yield generation_service_pb2.DownloadOutputResponse(output=OUTPUT)
+            piece = worker_pb2.OutputChunk(offset=request.offset, data=DATA[request.offset :])
+            yield generation_service_pb2.DownloadOutputResponse(chunk=piece)
+
+    servicer = Breaking()
+    async with serving(servicer) as port, client_of(port) as client:
+        assert (await client.wait("j1")).data == DATA
+    assert servicer.calls == fetched_from
+
+
+async def test_events_that_come_in_one_message_are_told_one_by_one() -> None:
+    class Together(Gateway):
+        async def WatchJob(self, request, context):  # type: ignore[no-untyped-def]
+            assert request.takes_more
+            first = state_event(job_pb2.JOB_STATE_RUNNING, 1).event
+            more = [step_event(2).event, step_event(3).event, state_event(job_pb2.JOB_STATE_SUCCEEDED, 4).event]
+            yield generation_service_pb2.WatchJobResponse(event=first, more=more)
+
+    async with serving(Together()) as port, client_of(port) as client:
+        assert [event.sequence async for event in client.watch("j1")] == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize(
     ("offset", "data", "size_bytes", "complaint"),
     [

@@ -86,6 +86,9 @@ class GenerationFake(generation_service_pb2_grpc.GenerationServiceServicer):
             async with contextlib.aclosing(job.watch(request.after_sequence)) as events:
                 async for event in events:
                     yield generation_service_pb2.WatchJobResponse(event=event)
+            if request.with_output and job.record.state == job_pb2.JOB_STATE_SUCCEEDED:
+                for chunk in _chunks(job.data, 0):
+                    yield generation_service_pb2.WatchJobResponse(chunk=chunk)
 
     async def DownloadOutput(self, request, context):  # type: ignore[no-untyped-def]
         async with _answered(self._gateway, context):

@@ -95,8 +95,18 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[generation_service_pb2.WatchJobResponse]:
         if request.after_sequence < 0:
             raise InvalidRequestError({"after_sequence": f"is {request.after_sequence}; send 0 for all events"})
-        async for event in self._watch(request.job_id, request.after_sequence):
-            yield generation_service_pb2.WatchJobResponse(event=event)
+        job = job_pb2.Job()
+        async with contextlib.aclosing(self._watch(request.job_id, request.after_sequence)) as pages:
+            async for events in pages:
+                job = events[-1].job
+                if request.takes_more:
+                    yield generation_service_pb2.WatchJobResponse(event=events[0], more=events[1:])
+                    continue
+                for event in events:
+                    yield generation_service_pb2.WatchJobResponse(event=event)
+        if request.with_output and job.state == job_pb2.JOB_STATE_SUCCEEDED:
+            async for chunk in self._chunks(job, 0):
+                yield generation_service_pb2.WatchJobResponse(chunk=chunk)
 
     async def DownloadOutput(
         self, request: generation_service_pb2.DownloadOutputRequest, context: Context
@@ -119,10 +129,11 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
     ) -> AsyncIterator[generation_service_pb2.GenerateResponse]:
         job = await self._submit(request, context)
         try:
-            async for event in self._watch(job.id, 0):
-                if event.HasField("job"):
-                    job = event.job
-                yield generation_service_pb2.GenerateResponse(event=event)
+            async for events in self._watch(job.id, 0):
+                for event in events:
+                    if event.HasField("job"):
+                        job = event.job
+                    yield generation_service_pb2.GenerateResponse(event=event)
             if job.state == job_pb2.JOB_STATE_SUCCEEDED:
                 async for chunk in self._chunks(job, 0):
                     yield generation_service_pb2.GenerateResponse(chunk=chunk)
@@ -165,8 +176,8 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         log.info("job_accepted", job_id=job.id, model=full.model, tenant=tenant)
         return self._explained(job)
 
-    async def _watch(self, job_id: str, after: int) -> AsyncGenerator[job_pb2.JobEvent, None]:
-        """The job's events, until it ends or this gateway does."""
+    async def _watch(self, job_id: str, after: int) -> AsyncGenerator[list[job_pb2.JobEvent], None]:
+        """The job's events, those together that are there, until it ends or this gateway does."""
 
         async def on_quiet(job: job_pb2.Job) -> None:
             if self._drained.is_set() and not is_terminal(job):
@@ -175,11 +186,12 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
             if job.state == job_pb2.JOB_STATE_QUEUED and (problem := self._explain_waiting()):
                 await self._jobs.note(job.id, _waiting(problem))
 
-        async with contextlib.aclosing(self._events.watch(job_id, after, on_quiet)) as events:
-            async for event in events:
-                if event.HasField("job"):
-                    self._explained(event.job)
-                yield event
+        async with contextlib.aclosing(self._events.watch(job_id, after, on_quiet)) as pages:
+            async for events in pages:
+                for event in events:
+                    if event.HasField("job"):
+                        self._explained(event.job)
+                yield events
 
     async def _chunks(self, job: job_pb2.Job, offset: int) -> AsyncGenerator[worker_pb2.OutputChunk, None]:
         counter = await self._jobs.file_token(job.id)

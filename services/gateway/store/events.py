@@ -40,8 +40,8 @@ class Events:
 
     async def watch(
         self, job_id: str, after: int, on_quiet: Callable[[job_pb2.Job], Awaitable[None]]
-    ) -> AsyncGenerator[job_pb2.JobEvent, None]:
-        """Yields the job's state, its events after `after`, and ends after the terminal state.
+    ) -> AsyncGenerator[list[job_pb2.JobEvent], None]:
+        """Yields the job's state, its events after `after`, those together that are there, up to the terminal state.
 
         Args:
             job_id: the job.
@@ -54,22 +54,23 @@ class Events:
         check_job_id(job_id)
         with self._bell.topic(bell.events(job_id)) as news:
             job, cursor = await self._opening(job_id, after)
-            yield job_pb2.JobEvent(sequence=cursor, job=job)
+            yield [job_pb2.JobEvent(sequence=cursor, job=job)]
             while not is_terminal(job):
                 # Rings before this are answered by the page that follows, later ones by the wait.
                 news.ticket()
-                entries = await self._page(job_id, cursor)
+                entries, told = await self._page(job_id, cursor), list[job_pb2.JobEvent]()
                 for entry_id, fields in entries:
                     cursor = _sequence(entry_id)
-                    event = await self._event(job, cursor, fields)
-                    if event.HasField("job"):
-                        job = event.job
-                    yield event
+                    told.append(await self._event(job, cursor, fields))
+                    if told[-1].HasField("job"):
+                        job = told[-1].job
+                if told:
+                    yield told
                 goes_on = is_terminal(job) or len(entries) == PAGE
                 if not goes_on and not await news.wait(LOOK_S):
                     await on_quiet(job)
                     if (late := await self._ended_unseen(job_id, cursor)) is not None:
-                        yield late
+                        yield [late]
                         return
 
     async def _opening(self, job_id: str, after: int) -> tuple[job_pb2.Job, int]:
