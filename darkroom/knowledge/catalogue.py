@@ -32,6 +32,8 @@ from darkroom.knowledge.family import (
 from darkroom.knowledge.gates import GateRules
 from darkroom.knowledge.recipes import recipe_of
 from darkroom.knowledge.schema import Path, Problems, read
+from darkroom.knowledge.sharing import bases_of
+from darkroom.knowledge.sizes import footprints
 from darkroom.rpc.errors import InvalidCatalogueError, InvalidRequestError, UnknownModelError
 from darkroom.v1 import checkpoint_pb2, device_pb2, model_pb2, plan_pb2
 
@@ -93,6 +95,12 @@ class Catalogue:
             for name, architecture in shared.architectures.items()
             for scheme, rule in shared.schemes.items()
         }
+        self.footprints = footprints(shared.weights, shared.schemes)
+        self._bases = {
+            (variant.name, component): bases_of(variant, component, shared.sharing.values())
+            for variant in variants
+            for component in variant.components
+        }
         self._trusted = {repo_id.casefold() for variant in variants for repo_id in _repositories(variant)}
         self._variants = {variant.name: variant for variant in sorted(variants, key=lambda item: item.name)}
         self._names = {
@@ -118,6 +126,10 @@ class Catalogue:
     def recipe(self, architecture: str, scheme: Scheme) -> plan_pb2.QuantisationRecipe | None:
         """Returns how a scheme quantises an architecture; None for schemes that quantise nothing."""
         return self._recipes.get((architecture, scheme))
+
+    def bases(self, variant: Variant, component: str) -> tuple[str, ...]:
+        """Returns the models whose artifacts of this component serve `variant`, its own first."""
+        return self._bases[variant.name, component]
 
     def is_trusted(self, repo_id: str) -> bool:
         """Tells whether a Hub repository is one that the catalogue itself names: a base, a mirror, a part, an artifact.

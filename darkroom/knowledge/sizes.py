@@ -6,15 +6,40 @@ Knows nothing of devices. Invariant: resident semantics: what lies on the device
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from darkroom.knowledge.family import Scheme, SchemeRule, Weights
-from darkroom.v1 import plan_pb2
+from darkroom.v1 import device_pb2, plan_pb2
 
 ITEM_BYTES = {
     plan_pb2.COMPUTE_TYPE_FLOAT32: 4,
     plan_pb2.COMPUTE_TYPE_BFLOAT16: 2,
     plan_pb2.COMPUTE_TYPE_FLOAT16: 2,
 }
+
+
+class Footprint(NamedTuple):
+    """Device bytes of one architecture under one scheme."""
+
+    resident: int
+    # While its blocks are streamed.
+    streamed: int
+
+
+def footprints(
+    weights: Mapping[str, Weights], rules: Mapping[Scheme, SchemeRule]
+) -> dict[tuple[str, Scheme, int], Footprint]:
+    """Returns all footprints, by architecture, scheme and bytes of a dense number; SCHEME_NONE is dense."""
+    table = {}
+    for name, counted in weights.items():
+        for item in sorted(set(ITEM_BYTES.values())):
+            dense = dense_bytes(counted, item), streamed_bytes(counted, device_pb2.SCHEME_NONE, None, item)
+            table[name, device_pb2.SCHEME_NONE, item] = Footprint(*dense)
+            for scheme, rule in rules.items():
+                held = scheme_bytes(counted, scheme, rule, item), streamed_bytes(counted, scheme, rule, item)
+                table[name, scheme, item] = Footprint(*held)
+    return table
 
 
 def dense_bytes(weights: Weights, item_bytes: int) -> int:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from darkroom.knowledge.family import Scheme
 from darkroom.v1 import device_pb2, model_pb2, plan_pb2
 from services.planner.ladder import Ladder
-from services.planner.memory import RESIDENT_FILL, Demand, Supply, demand, fits, limit_of, overhead_of
+from services.planner.memory import RESIDENT_FILL, Demand, Supply, fits, limit_of, overhead_of
 from services.planner.placement import (
     ARRANGEMENTS,
     GROUP,
@@ -23,7 +23,7 @@ from services.planner.placement import (
     Arrangement,
     Placement,
     Weights,
-    required_of,
+    held,
     stages_of,
 )
 from services.planner.question import Question
@@ -34,7 +34,8 @@ from services.planner.words import SCHEME_NAMES, STAGE_NAMES, STREAMED_TIER_NAME
 DENSE, STORAGE = device_pb2.SCHEME_NONE, device_pb2.SCHEME_FP8_STORAGE
 # Streaming torchao's tensors breaks: copies of their inner parts are not pinned (diffusers 0.42, torchao 0.18). GGUF's
 # blocks are not streamed reliably either.
-UNSTREAMABLE_TIERS = (GROUP, SEQUENTIAL)
+STREAMING_TIERS = (GROUP, SEQUENTIAL)
+STREAMABLE = (DENSE, STORAGE)
 
 
 class Candidate(NamedTuple):
@@ -54,7 +55,8 @@ class Candidate(NamedTuple):
 
     @property
     def demand(self) -> Demand:
-        return demand(stages_of(self.placement, self.weights, self.activations), self.overhead, self.host)
+        stages = stages_of(self.placement, self.weights, self.activations)
+        return Demand(stages, self.overhead, self.host, self.required)
 
     @property
     def title(self) -> str:
@@ -70,72 +72,87 @@ class Candidate(NamedTuple):
         return self.weights.expert if self.placement.tier == GROUP else 0
 
 
+class Route(NamedTuple):
+    """A scheme of the denoiser and a way to come by it, with what they hold in one arrangement."""
+
+    scheme: Scheme
+    source: Source
+    weights: Weights
+    overhead: int
+    # Bytes of the largest stage before decoding, of the weights while decoding, and of what rests on the host.
+    before: int
+    decoding: int
+    host: int
+
+
 def candidates(question: Question, ladder: Ladder, sizes: Bytes) -> Iterator[Candidate]:
     """Yields what could run, fastest first."""
-    whole, sliced = activations_of(question, slices=False), activations_of(question, slices=True)
+    whole = activations_of(question, slices=False)
+    sliced = activations_of(question, slices=True) if question.workload.batch_size > 1 else whole
     is_eager = question.wishes.memory_mode == plan_pb2.MEMORY_MODE_FAST
     is_unified, is_video = question.device.has_unified_memory, question.variant.media == model_pb2.MEDIA_KIND_VIDEO
-    # Looked for when a scheme's turn comes: most plans end before the last one's.
-    sources: dict[Scheme, tuple[Source, ...]] = {}
-    overheads = {scheme: _overhead(question, scheme) for scheme in ladder.schemes}
-    schemes = {
-        (casts, streams): tuple(_schemes(question, ladder, casts, streams))
-        for casts in (False, True)
-        for streams in (False, True)
-    }
+    routes = Routes(question, ladder, sizes)
     for arrangement in _arrangements(question, ladder):
-        placement = arrangement.placement
-        is_resident = placement.tier == NONE
+        is_resident = arrangement.placement.tier == NONE
         needs = whole if is_resident and not is_unified else sliced
         fill = RESIDENT_FILL if is_resident and not is_eager else 1.0
-        text_scheme = _text_scheme(arrangement, ladder)
-        for scheme in schemes[arrangement.casts_denoiser, placement.tier in UNSTREAMABLE_TIERS]:
-            over = overheads[scheme]
-            if scheme not in sources:
-                sources[scheme] = denoiser_sources(question, scheme)
-            for source in sources[scheme]:
+        text_scheme = STORAGE if arrangement.casts_text_encoders else ladder.text_schemes[0]
+        found = routes.through(arrangement, text_scheme, needs)
+        for placement in arrangement.placements[-1:] if is_video else arrangement.placements:
+            decode = needs.tiled_decode if placement.tiles else needs.decode
+            for scheme, source, weights, overhead, before, decoding, host in found:
+                required = max(before, decoding + decode) + overhead
+                yield Candidate(placement, scheme, text_scheme, source, weights, needs, overhead, fill, required, host)
+
+
+class Routes:
+    """Schemes and sources of one question. Sources are looked for when a scheme's turn comes: most plans end before."""
+
+    def __init__(self, question: Question, ladder: Ladder, sizes: Bytes) -> None:
+        self._question, self._sizes = question, sizes
+        self._is_video = question.variant.media == model_pb2.MEDIA_KIND_VIDEO
+        self._overhead = overhead_of(question.device)
+        self._sources: dict[Scheme, tuple[Source, ...]] = {}
+        # Balanced stays bit-identical to resident where it can.
+        is_exact = question.wishes.memory_mode == plan_pb2.MEMORY_MODE_BALANCED and DENSE in ladder.schemes
+        self._schemes = [scheme for scheme in ladder.schemes if not is_exact or scheme != STORAGE]
+
+    def through(self, arrangement: Arrangement, text_scheme: Scheme, needs: Activations) -> list[Route]:
+        """Returns what can go through an arrangement, fastest first."""
+        placement, sizes, found = arrangement.placement, self._sizes, []
+        streams = placement.tier in STREAMING_TIERS
+        for scheme in self._schemes:
+            if (scheme == STORAGE) != arrangement.casts_denoiser or (streams and scheme not in STREAMABLE):
+                continue
+            rule = self._question.catalogue.schemes.get(scheme)
+            overhead = self._overhead + (rule.slack_bytes if rule else 0)
+            if scheme not in self._sources:
+                self._sources[scheme] = denoiser_sources(self._question, sizes, scheme)
+            for source in self._sources[scheme]:
                 # Artifacts of video models are loaded resident only: their experts come all or none.
-                if is_video and not is_resident and source.is_prequantised:
+                if self._is_video and placement.tier != NONE and source.is_prequantised:
                     continue
                 weights = sizes.weights(scheme, text_scheme, source.visits_dense)
-                required, host = required_of(placement, weights, needs) + over, placement.host_bytes(weights)
-                yield Candidate(placement, scheme, text_scheme, source, weights, needs, over, fill, required, host)
-
-
-def _overhead(question: Question, scheme: Scheme) -> int:
-    rule = question.catalogue.schemes.get(scheme)
-    return overhead_of(question.device) + (rule.slack_bytes if rule else 0)
+                encoding, denoising, decoding = held(placement, weights)
+                before = max(weights.loading, encoding + needs.encode, denoising + needs.denoise)
+                host = placement.host_bytes(weights)
+                found.append(Route(scheme, source, weights, overhead, before, decoding, host))
+        return found
 
 
 def _arrangements(question: Question, ladder: Ladder) -> Iterator[Arrangement]:
-    is_video = question.variant.media == model_pb2.MEDIA_KIND_VIDEO
     is_host = question.device.has_unified_memory or question.device.kind == device_pb2.DEVICE_KIND_CPU
     mode = {plan_pb2.MEMORY_MODE_BALANCED: GROUP, plan_pb2.MEMORY_MODE_LOW_VRAM: MODEL}
     # Offload frees nothing where the device's memory is the host's.
     tier = NONE if is_host else mode.get(question.wishes.memory_mode)
+    can_cast, can_stream = len(ladder.text_schemes) > 1, ladder.text_schemes[0] not in CONVERTED
     for arrangement in ARRANGEMENTS:
         placement = arrangement.placement
-        is_wanted = (tier is None or placement.tier == tier) and (placement.tiles or not is_video)
-        can_cast = len(ladder.text_schemes) > 1 or not arrangement.casts_text_encoders
-        can_stream = ladder.text_schemes[0] not in CONVERTED or not placement.streams_text_encoders
-        if is_wanted and can_cast and can_stream:
+        is_wanted = tier is None or placement.tier == tier
+        is_castable = can_cast or not arrangement.casts_text_encoders
+        is_streamable = can_stream or not placement.streams_text_encoders
+        if is_wanted and is_castable and is_streamable:
             yield arrangement
-
-
-def _text_scheme(arrangement: Arrangement, ladder: Ladder) -> Scheme:
-    # An explicit wish is the only rung of its ladder.
-    return STORAGE if arrangement.casts_text_encoders else ladder.text_schemes[0]
-
-
-def _schemes(question: Question, ladder: Ladder, casts: bool, streams: bool) -> Iterator[Scheme]:
-    """Yields the denoiser's schemes that work where it is cast or not, and streamed or not."""
-    is_balanced = question.wishes.memory_mode == plan_pb2.MEMORY_MODE_BALANCED
-    for scheme in ladder.schemes:
-        is_streamable = scheme in (DENSE, STORAGE) or not streams
-        # Balanced stays bit-identical to resident where it can.
-        is_exact = not is_balanced or scheme != STORAGE or DENSE not in ladder.schemes
-        if is_streamable and is_exact and (scheme == STORAGE) == casts:
-            yield scheme
 
 
 def disk_shortfall(question: Question, candidate: Candidate, sizes: Bytes) -> plan_pb2.Reason | None:
@@ -143,7 +160,7 @@ def disk_shortfall(question: Question, candidate: Candidate, sizes: Bytes) -> pl
     seen = question.request.inspection
     if not seen.disk_free_bytes:
         return None
-    parts = replaced_parts(question, candidate.source, candidate.text_scheme)
+    parts = replaced_parts(question, sizes, candidate.source, candidate.text_scheme)
     missing = fetch_bytes(question, parts, sizes)
     if not missing or seen.disk_free_bytes >= missing + DISK_MARGIN_BYTES:
         return None
@@ -164,8 +181,7 @@ def shortfall(candidate: Candidate, supply: Supply) -> plan_pb2.Reason:
     return reason(
         "MEMORY_EXCEEDED",
         f"{candidate.title}: to {STAGE_NAMES[stage]} needs {size(needs.required)} ({size(weights)} weights, "
-        f"{size(activations)} activations, {size(needs.overhead)} overhead), may fill {size(limit)} of "
-        f"{size(supply.total)} ({size(supply.foreign)} held by others, {size(supply.reserve)} reserved).",
+        f"{size(activations)} activations, {size(needs.overhead)} overhead), may fill {size(limit)} of {supply.words}.",
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from darkroom.v1 import device_pb2, plan_pb2
+from services.planner.words import size
 
 MIB = 1 << 20
 StageDemand = tuple["plan_pb2.MemoryStage.ValueType", int, int]
@@ -35,6 +36,11 @@ class Supply:
     def budget(self) -> int:
         return max(0, self.total - self.foreign - self.reserve)
 
+    @functools.cached_property
+    def words(self) -> str:
+        """Tells what there is for people: "25.8 GB (5.0 GB held by others, 2.6 GB reserved)"."""
+        return f"{size(self.total)} ({size(self.foreign)} held by others, {size(self.reserve)} reserved)"
+
     @property
     def is_known(self) -> bool:
         return self.total > 0
@@ -53,7 +59,9 @@ class Demand(NamedTuple):
 
     @property
     def peak(self) -> StageDemand:
-        return max(self.stages, key=lambda stage: stage[1] + stage[2])
+        """The largest stage."""
+        tensors = self.required - self.overhead
+        return next(stage for stage in self.stages if stage[1] + stage[2] == tensors)
 
 
 def demand(stages: tuple[StageDemand, ...], overhead: int, host: int = 0) -> Demand:
@@ -87,7 +95,7 @@ def fits(supply: Supply, required: int, host: int, fill: float) -> bool:
     if not supply.total:
         return True
     has_host = not supply.host_free or host <= supply.host_free
-    return has_host and required <= int(supply.budget * fill)
+    return has_host and required <= supply.budget * fill
 
 
 def limit_of(supply: Supply, fill: float) -> int:
@@ -98,7 +106,7 @@ def limit_of(supply: Supply, fill: float) -> int:
 def budget_message(supply: Supply, needs: Demand, fill: float) -> plan_pb2.MemoryBudget:
     """Returns the arithmetic as the plan tells it."""
     _, weights, activations = needs.peak
-    return plan_pb2.MemoryBudget(
+    budget = plan_pb2.MemoryBudget(
         total_bytes=supply.total,
         foreign_bytes=supply.foreign,
         reserve_bytes=supply.reserve,
@@ -109,10 +117,9 @@ def budget_message(supply: Supply, needs: Demand, fill: float) -> plan_pb2.Memor
         activation_bytes=activations,
         overhead_bytes=needs.overhead,
         required_bytes=needs.required,
-        stages=[
-            plan_pb2.StageMemory(stage=stage, weight_bytes=held, activation_bytes=used)
-            for stage, held, used in needs.stages
-        ],
         host_bytes=needs.host,
         host_free_bytes=supply.host_free,
     )
+    for stage, held, used in needs.stages:
+        budget.stages.add(stage=stage, weight_bytes=held, activation_bytes=used)
+    return budget

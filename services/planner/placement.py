@@ -5,7 +5,8 @@ Knows nothing of schemes: it gets bytes. Invariant: `ARRANGEMENTS` is ordered by
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import functools
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from darkroom.v1 import plan_pb2
@@ -23,8 +24,7 @@ SEQUENTIAL = plan_pb2.OFFLOAD_TIER_SEQUENTIAL
 PINNED_FACTOR = 1.6
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """An offload tier with what goes along with it."""
 
     tier: plan_pb2.OffloadTier.ValueType
@@ -83,29 +83,27 @@ class Arrangement:
     casts_text_encoders: bool = False
     casts_denoiser: bool = False
 
-
-def _with_tiles(*arrangements: Arrangement) -> tuple[Arrangement, ...]:
-    # Tiling costs a decode little; what follows costs more.
-    return tuple(
-        each for item in arrangements for each in (item, replace(item, placement=replace(item.placement, tiles=True)))
-    )
+    @functools.cached_property
+    def placements(self) -> tuple[Placement, ...]:
+        """Decoding whole, then in tiles: tiling costs a decode little; what another arrangement changes costs more."""
+        tiled = self.placement._replace(tiles=True)
+        return (tiled,) if self.placement.tiles else (self.placement, tiled)
 
 
 def _resident(casts_denoiser: bool) -> tuple[Arrangement, ...]:
     """Everything that keeps the denoiser on the device: text encoders stay, leave whole, are cast, are streamed."""
-    streamed = Placement(ENCODERS, streams_text_encoders=True)
-    return _with_tiles(
+    return (
         Arrangement(Placement(NONE), casts_denoiser=casts_denoiser),
         Arrangement(Placement(ENCODERS), casts_denoiser=casts_denoiser),
         Arrangement(Placement(NONE), True, casts_denoiser),
         Arrangement(Placement(ENCODERS), True, casts_denoiser),
-        Arrangement(streamed, casts_denoiser=casts_denoiser),
+        Arrangement(Placement(ENCODERS, streams_text_encoders=True), casts_denoiser=casts_denoiser),
     )
 
 
 def _streamed(casts_denoiser: bool) -> tuple[Arrangement, ...]:
     """Everything that streams the denoiser, for which the bus is the bound: half the bytes take half the time."""
-    return _with_tiles(
+    return (
         Arrangement(Placement(GROUP), False, casts_denoiser),
         Arrangement(Placement(GROUP), True, casts_denoiser),
         Arrangement(Placement(GROUP, streams_text_encoders=True), False, casts_denoiser),
@@ -119,20 +117,11 @@ ARRANGEMENTS = (
     *_resident(casts_denoiser=True),
     *_streamed(casts_denoiser=True),
     *_streamed(casts_denoiser=False),
-    *_with_tiles(
-        Arrangement(Placement(MODEL)),
-        Arrangement(Placement(MODEL), casts_text_encoders=True),
-        Arrangement(Placement(MODEL), True, casts_denoiser=True),
-    ),
+    Arrangement(Placement(MODEL)),
+    Arrangement(Placement(MODEL), casts_text_encoders=True),
+    Arrangement(Placement(MODEL), True, casts_denoiser=True),
     Arrangement(Placement(SEQUENTIAL, streams_text_encoders=True, tiles=True)),
 )
-
-
-def required_of(placement: Placement, weights: Weights, activations: Activations) -> int:
-    """Returns what the largest stage needs on the device."""
-    encode, denoise, decode = held(placement, weights)
-    decoding = activations.tiled_decode if placement.tiles else activations.decode
-    return max(weights.loading, encode + activations.encode, denoise + activations.denoise, decode + decoding)
 
 
 def stages_of(placement: Placement, weights: Weights, activations: Activations) -> tuple[StageDemand, ...]:

@@ -7,15 +7,17 @@ No clock, no socket, no state. Invariant: the same request and catalogue give th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from darkroom.knowledge import Catalogue
 from darkroom.rpc.errors import PlanRefusedError
 from darkroom.v1 import plan_pb2, planner_service_pb2
 from services.planner.candidates import Candidate, candidates, disk_shortfall, is_fitting, shortfall
-from services.planner.description import describe
+from services.planner.description import Describer
 from services.planner.fallbacks import SOURCE_FAILED, fallbacks_of
 from services.planner.holding import hold
 from services.planner.ladder import Ladder, build_ladder
-from services.planner.memory import Supply, budget_message, fits, supply_of
+from services.planner.memory import Supply, budget_message, supply_of
 from services.planner.placement import NONE
 from services.planner.question import Question, ask
 from services.planner.sizes import Bytes
@@ -41,27 +43,39 @@ def plan(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> plan
         return hold(question, supply)
     ladder = build_ladder(question)
     sizes = Bytes(question, ladder.vae_scheme)
-    found, rejected = candidates(question, ladder, sizes), Rejected()
-    for candidate in found:
-        is_held = fits(supply, candidate.required, candidate.host, candidate.fill)
-        lack = disk_shortfall(question, candidate, sizes) if is_held else None
-        if not is_held or lack is not None:
-            rejected.append((candidate, lack))
-            continue
-        answer = describe(question, supply, sizes, candidate)
+    found = candidates(question, ladder, sizes)
+    chosen, rejected = _choose(found, question, supply, sizes)
+    response = planner_service_pb2.PlanResponse()
+    if chosen is not None:
+        describer, answer = Describer(question, supply, sizes), response.plan
+        describer.write(answer, chosen)
         _explain(answer, question, ladder, supply, rejected)
         reads_artifact = any(part.source.kind in ARTIFACT_KINDS for part in answer.components)
-        for step in fallbacks_of(candidate, found, supply, reads_artifact, answer.HasField("compile")):
-            other = describe(
-                question, supply, sizes, step.candidate, is_eager=step.is_eager, is_dense=step.trigger == SOURCE_FAILED
-            )
-            answer.fallbacks.add(trigger=step.trigger, plan=other)
-        return planner_service_pb2.PlanResponse(plan=answer)
-    if not rejected:
+        for step in fallbacks_of(chosen, found, supply, reads_artifact, answer.HasField("compile")):
+            other = answer.fallbacks.add(trigger=step.trigger).plan
+            describer.write(other, step.candidate, is_eager=step.is_eager, is_dense=step.trigger == SOURCE_FAILED)
+    elif rejected:
+        _write_no_fit(response.no_fit, ladder, supply, rejected)
+    else:
         raise PlanRefusedError(
             "this scheme can't be streamed, and the memory mode asks for streaming", model=request.model
         )
-    return planner_service_pb2.PlanResponse(no_fit=_no_fit(ladder, supply, rejected))
+    return response
+
+
+def _choose(
+    found: Iterable[Candidate], question: Question, supply: Supply, sizes: Bytes
+) -> tuple[Candidate | None, Rejected]:
+    """Returns the first candidate that fits device, host and disk, and those before it."""
+    rejected = Rejected()
+    for candidate in found:
+        lack = None
+        if is_fitting(candidate, supply):
+            lack = disk_shortfall(question, candidate, sizes)
+            if lack is None:
+                return candidate, rejected
+        rejected.append((candidate, lack))
+    return None, rejected
 
 
 def _explain(answer: plan_pb2.Plan, question: Question, ladder: Ladder, supply: Supply, rejected: Rejected) -> None:
@@ -79,21 +93,19 @@ def _explain(answer: plan_pb2.Plan, question: Question, ladder: Ladder, supply: 
     answer.reasons.extend(lack or shortfall(candidate, supply) for candidate, lack in rejected[:MOST_REJECTIONS])
 
 
-def _no_fit(ladder: Ladder, supply: Supply, rejected: Rejected) -> plan_pb2.NoFit:
-    """Returns every scheme and tier with the figures of the arrangement that needs least."""
+def _write_no_fit(answer: plan_pb2.NoFit, ladder: Ladder, supply: Supply, rejected: Rejected) -> None:
+    """Adds every scheme and tier with the figures of the arrangement that needs least."""
     least: dict[tuple[int, int], tuple[Candidate, plan_pb2.Reason | None]] = {}
     for candidate, lack in rejected:
         key = (candidate.scheme, candidate.placement.tier)
         if key not in least or candidate.required < least[key][0].required:
             least[key] = (candidate, lack)
-    tried = [
-        plan_pb2.RejectedCandidate(
+    for candidate, lack in least.values():
+        answer.candidates.add(
             scheme=candidate.scheme,
             offload=candidate.placement.tier,
             reason=lack or shortfall(candidate, supply),
             memory=budget_message(supply, candidate.demand, candidate.fill),
         )
-        for candidate, lack in least.values()
-    ]
-    declined = [plan_pb2.RejectedCandidate(scheme=scheme, reason=why) for scheme, why in ladder.declined]
-    return plan_pb2.NoFit(candidates=[*tried, *declined])
+    for scheme, why in ladder.declined:
+        answer.candidates.add(scheme=scheme, reason=why)

@@ -5,30 +5,32 @@ Knows nothing of schemes or tiers. Invariant: everything that a decision may dep
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from darkroom.knowledge import Catalogue, Variant
 from darkroom.knowledge.devices import capability_of, class_of
 from darkroom.knowledge.family import Activations, Compute
+from darkroom.knowledge.sizes import ITEM_BYTES
 from darkroom.rpc.errors import InvalidRequestError
 from darkroom.v1 import checkpoint_pb2, device_pb2, model_pb2, plan_pb2, planner_service_pb2
 from services.planner.engines import GGUF, NATIVE, choose_engine, native_source
 from services.planner.words import reason
 
 RANDOM = checkpoint_pb2.CHECKPOINT_KIND_RANDOM
+SINGLE_FILE = checkpoint_pb2.CHECKPOINT_KIND_SINGLE_FILE
 MOST_ADAPTERS = 8
 # More than any model makes at once: 1,024 frames of 2,048 pixels square, sixteen times.
 MOST_PIXELS = 1 << 36
 MOST_WEIGHT = 2.0
 # Of a denoiser that has no figures.
 UNKNOWN = Activations(bytes_each=0.0)
+KINDS = frozenset(device_pb2.DeviceKind.values()) - {device_pb2.DEVICE_KIND_UNSPECIFIED}
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Question:
-    """What is to be planned, for which device, under which wishes."""
+    """What is to be planned, for which device, under which wishes. Never changes."""
 
     request: planner_service_pb2.PlanRequest
     catalogue: Catalogue
@@ -37,71 +39,60 @@ class Question:
     workload: plan_pb2.Workload
     compute_type: Compute
     engine: plan_pb2.Engine.ValueType
-    # Why the compute type is what it is.
-    reasons: list[plan_pb2.Reason] = field(default_factory=list)
+    # Why engine and compute type are what they are.
+    reasons: list[plan_pb2.Reason]
+    device: device_pb2.Device = field(init=False)
+    wishes: plan_pb2.PlanPreferences = field(init=False)
+    # Those that can be had, what the caller offers first.
+    artifacts: tuple[checkpoint_pb2.Artifact, ...] = field(init=False)
+    # The GGUF file that the denoiser comes from; None where it comes otherwise.
+    gguf: checkpoint_pb2.CheckpointSource | None = field(init=False)
+    # The one file that the denoiser comes from; None where it comes from a folder.
+    denoiser_file: checkpoint_pb2.CheckpointSource | None = field(init=False)
+    # Weights are made up: nothing is read or fetched then.
+    is_random: bool = field(init=False)
+    # torch.compile is to be had and wanted; a described device is taken to have it where its kind does.
+    can_compile: bool = field(init=False)
+    # Bytes of one dense number.
+    item_bytes: int = field(init=False)
+    # Tokens that the pictures of one request add, at the most pixels that the pipeline reads each at.
+    reference_tokens: int = field(init=False)
+    # Tokens that the denoiser sees of the picture and of those that its request brings, over the whole batch.
+    num_tokens: int = field(init=False)
+    # Operations of one denoising step of the largest expert.
+    step_flops: float = field(init=False)
 
-    @functools.cached_property
-    def device(self) -> device_pb2.Device:
-        return self.request.device
-
-    @functools.cached_property
-    def wishes(self) -> plan_pb2.PlanPreferences:
-        return self.request.preferences
-
-    @functools.cached_property
-    def gguf(self) -> checkpoint_pb2.CheckpointSource | None:
-        """The GGUF file that the denoiser comes from; None where it comes otherwise."""
-        if self.wishes.source.kind == GGUF:
-            return self.wishes.source
-        return native_source(self.variant) if self.engine == NATIVE else None
-
-    @functools.cached_property
-    def denoiser_file(self) -> checkpoint_pb2.CheckpointSource | None:
-        """The one file that the denoiser comes from; None where it comes from a folder."""
-        is_single = self.wishes.source.kind == checkpoint_pb2.CHECKPOINT_KIND_SINGLE_FILE
-        return self.wishes.source if is_single else self.gguf
-
-    @functools.cached_property
-    def is_random(self) -> bool:
-        """Tells whether weights are made up: nothing is read or fetched then."""
-        return self.wishes.source.kind == RANDOM
-
-    @functools.cached_property
-    def can_compile(self) -> bool:
-        """Tells whether torch.compile is to be had; a described device is taken to have it where its kind does."""
-        if self.wishes.speed_mode == plan_pb2.SPEED_MODE_OFF:
-            return False
-        return self.device.can_compile
-
-    @functools.cached_property
-    def item_bytes(self) -> int:
-        """Bytes of one dense number."""
-        return 4 if self.compute_type == plan_pb2.COMPUTE_TYPE_FLOAT32 else 2
-
-    @functools.cached_property
-    def step_flops(self) -> float:
-        """Operations of one denoising step of the largest expert."""
-        tokens = self.num_tokens + self.variant.limits.max_prompt_tokens * self.workload.batch_size
-        parts = self.variant.components.values()
-        names = [part.architecture for part in parts if part.role == plan_pb2.COMPONENT_ROLE_DENOISER]
-        return max(
-            self.catalogue.activations.get(name, UNKNOWN).flops_each * self.catalogue.weights[name].parameters * tokens
-            for name in names
-        )
-
-    @functools.cached_property
-    def num_tokens(self) -> int:
-        """Tokens that the denoiser sees of the picture and of those that its request brings, over the whole batch."""
-        work, variant = self.workload, self.variant
-        spans = (work.num_frames - 1) // variant.token_frames + 1
-        own = (work.width // variant.token_side) * (work.height // variant.token_side) * spans
-        return (own + self.reference_tokens) * work.batch_size
-
-    @functools.cached_property
-    def reference_tokens(self) -> int:
-        """Tokens that the pictures of one request add, at the most pixels that the pipeline reads each at."""
+    def __post_init__(self) -> None:
+        self.device, self.wishes = self.request.device, self.request.preferences
+        self.artifacts = (*self.request.artifacts, *self.request.inspection.artifacts)
+        named = self.wishes.source
+        if named.kind == GGUF:
+            self.gguf = named
+        else:
+            self.gguf = native_source(self.variant) if self.engine == NATIVE else None
+        self.denoiser_file = named if named.kind == SINGLE_FILE else self.gguf
+        self.is_random = named.kind == RANDOM
+        self.can_compile = self.device.can_compile and self.wishes.speed_mode != plan_pb2.SPEED_MODE_OFF
+        self.item_bytes = ITEM_BYTES[self.compute_type]
         each = self.variant.call.reference_pixels // self.variant.token_side**2
-        return self.workload.reference_images * each
+        self.reference_tokens = self.workload.reference_images * each
+        picture_tokens = _picture_tokens(self.workload, self.variant)
+        self.num_tokens = (picture_tokens + self.reference_tokens) * self.workload.batch_size
+        self.step_flops = _step_flops(self.catalogue, self.variant, self.workload.batch_size, self.num_tokens)
+
+
+def _picture_tokens(workload: plan_pb2.Workload, variant: Variant) -> int:
+    spans = (workload.num_frames - 1) // variant.token_frames + 1
+    side = variant.token_side
+    return (workload.width // side) * (workload.height // side) * spans
+
+
+def _step_flops(catalogue: Catalogue, variant: Variant, batch_size: int, num_tokens: int) -> float:
+    tokens = num_tokens + variant.limits.max_prompt_tokens * batch_size
+    parts = variant.components.values()
+    names = [part.architecture for part in parts if part.role == plan_pb2.COMPONENT_ROLE_DENOISER]
+    figures = catalogue.activations
+    return max([figures.get(name, UNKNOWN).flops_each * catalogue.weights[name].parameters * tokens for name in names])
 
 
 def ask(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> Question:
@@ -134,7 +125,7 @@ def _workload(request: planner_service_pb2.PlanRequest, variant: Variant) -> pla
 
 def _check(request: planner_service_pb2.PlanRequest, workload: plan_pb2.Workload, most_references: int) -> None:
     violations = dict(_unknown_words(request.preferences, "preferences"))
-    if request.device.kind not in device_pb2.DeviceKind.values()[1:]:
+    if request.device.kind not in KINDS:
         violations["device.kind"] = "is missing or unknown; the planner must know what it plans for"
     for name in ("width", "height", "batch_size", "num_frames"):
         if getattr(workload, name) < 0:
@@ -161,11 +152,9 @@ def _check(request: planner_service_pb2.PlanRequest, workload: plan_pb2.Workload
 
 def _unknown_words(message: plan_pb2.PlanPreferences, name: str) -> Iterator[tuple[str, str]]:
     """Yields the enum fields whose number has no name in this version of the contract."""
-    for item in message.DESCRIPTOR.fields:
-        if item.enum_type is not None:
-            value = getattr(message, item.name)
-            if value not in item.enum_type.values_by_number:
-                yield f"{name}.{item.name}", f"{value} is no value of {item.enum_type.name}"
+    for item, value in message.ListFields():
+        if item.enum_type is not None and value not in item.enum_type.values_by_number:
+            yield f"{name}.{item.name}", f"{value} is no value of {item.enum_type.name}"
 
 
 def _compute_type(device: device_pb2.Device, variant: Variant) -> tuple[Compute, list[plan_pb2.Reason]]:

@@ -5,10 +5,10 @@ Knows nothing of budgets. Invariant: a figure that nobody measured is reckoned f
 
 from __future__ import annotations
 
-from darkroom.knowledge import Component, sizes
-from darkroom.knowledge import Weights as Counted
+from darkroom.knowledge import Component
 from darkroom.knowledge.family import Activations as TokenBytes
 from darkroom.knowledge.family import Decoding, Scheme
+from darkroom.knowledge.sizes import ITEM_BYTES, Footprint
 from darkroom.v1 import device_pb2, plan_pb2
 from services.planner.placement import Activations, Weights
 from services.planner.question import Question
@@ -28,49 +28,48 @@ OUTPUT_CHANNELS = 3
 
 
 class Bytes:
-    """Bytes of each component under each scheme, reckoned once for a question."""
+    """Bytes of each component under each scheme, put together once for a question."""
 
     def __init__(self, question: Question, vae_scheme: Scheme = device_pb2.SCHEME_NONE) -> None:
         self._question = question
         self.vae_scheme = vae_scheme
-        self._known: dict[tuple[str, Scheme], int] = {}
         self._weights: dict[tuple[Scheme, Scheme, bool], Weights] = {}
         # (all, largest expert, streamed) by scheme; (all, largest) by scheme.
         self._denoising: dict[Scheme, tuple[int, int, int]] = {}
         self._encoding: dict[Scheme, tuple[int, int]] = {}
-        # As plans tell them, by name and scheme: a fallback shares most components with what it follows.
-        self.component_plans: dict[tuple[str, Scheme], plan_pb2.ComponentPlan] = {}
-        parts = list(question.variant.components.values())
+        parts = question.variant.components.values()
+        # Of everything, unquantised.
+        self.dense = sum([self.of(part, device_pb2.SCHEME_NONE) for part in parts])
         self._denoisers = [part for part in parts if part.role == DENOISER]
         self._texts = [part for part in parts if part.role == TEXT_ENCODER]
-        self._dense_expert = max(self.of(part, device_pb2.SCHEME_NONE) for part in self._denoisers)
-        item, counted = question.item_bytes, [self._counted(part) for part in self._denoisers]
-        self._text_layer = item * max((self._counted(part).largest_layer_parameters for part in self._texts), default=0)
-        self._denoiser_layer = item * max(part.largest_layer_parameters for part in counted)
+        self._text_layer = self._largest_layer(self._texts)
+        self._denoiser_layer = self._largest_layer(self._denoisers)
         self._companions = sum(
-            self.of(part, vae_scheme if part.role == VAE else device_pb2.SCHEME_NONE)
-            for part in parts
-            if part.role not in (DENOISER, TEXT_ENCODER)
+            [
+                self.of(part, vae_scheme if part.role == VAE else device_pb2.SCHEME_NONE)
+                for part in parts
+                if part.role not in (DENOISER, TEXT_ENCODER)
+            ]
         )
 
     def of(self, component: Component, scheme: Scheme) -> int:
         """Returns the device bytes of one component's weights."""
-        key = (component.architecture, scheme)
-        if key not in self._known:
-            catalogue = self._question.catalogue
-            counted = catalogue.weights[component.architecture]
-            item = sizes.ITEM_BYTES[component.compute_type or self._question.compute_type]
-            rule = catalogue.schemes.get(scheme)
-            dense = sizes.dense_bytes(counted, item)
-            self._known[key] = sizes.scheme_bytes(counted, scheme, rule, item) if rule else dense
-            if scheme == device_pb2.SCHEME_GGUF and component.role == DENOISER:
-                self._known[key] = self._packed_bytes(counted)
-        return self._known[key]
+        if scheme == device_pb2.SCHEME_GGUF and component.role == DENOISER:
+            return self._packed_bytes(component)
+        return self._footprint(component, scheme).resident
 
-    def _packed_bytes(self, counted: Counted) -> int:
+    def _footprint(self, component: Component, scheme: Scheme) -> Footprint:
+        question = self._question
+        item = ITEM_BYTES[component.compute_type] if component.compute_type else question.item_bytes
+        # A GGUF file is no scheme of the catalogue's: what does not come from one is dense.
+        known = device_pb2.SCHEME_NONE if scheme == device_pb2.SCHEME_GGUF else scheme
+        return question.catalogue.footprints[component.architecture, known, item]
+
+    def _packed_bytes(self, component: Component) -> int:
         """Returns what a GGUF file takes: it stays packed, with a twentieth for what is unpacked at a time."""
         file_bytes = self._question.gguf.size_bytes if self._question.gguf else 0
-        return int((file_bytes or counted.parameters * Q8_0_BYTES) * GGUF_SLACK)
+        parameters = self._question.catalogue.weights[component.architecture].parameters
+        return int((file_bytes or parameters * Q8_0_BYTES) * GGUF_SLACK)
 
     def weights(self, scheme: Scheme, text_scheme: Scheme, visits_dense: bool) -> Weights:
         """Returns the bytes of all components.
@@ -89,7 +88,8 @@ class Bytes:
     def _reckon(self, scheme: Scheme, text_scheme: Scheme, visits_dense: bool) -> Weights:
         if scheme not in self._denoising:
             denoisers = [self.of(part, scheme) for part in self._denoisers]
-            self._denoising[scheme] = (sum(denoisers), max(denoisers), self._streamed(scheme))
+            streamed = max([self._footprint(part, scheme).streamed for part in self._denoisers])
+            self._denoising[scheme] = (sum(denoisers), max(denoisers), streamed)
         if text_scheme not in self._encoding:
             texts = [self.of(part, text_scheme) for part in self._texts]
             self._encoding[text_scheme] = (sum(texts), max(texts, default=0))
@@ -107,18 +107,16 @@ class Bytes:
             loading=self._loading(all_denoisers, expert) if visits_dense else 0,
         )
 
-    def _streamed(self, scheme: Scheme) -> int:
-        rule, item = self._question.catalogue.schemes.get(scheme), self._question.item_bytes
-        return max(sizes.streamed_bytes(self._counted(part), scheme, rule, item) for part in self._denoisers)
-
     def _loading(self, all_denoisers: int, expert: int) -> int:
         """Returns the peak while quantising: what is done already, and what is still dense on the device."""
         if any(adapter.weight for adapter in self._question.wishes.adapters):
-            return all_denoisers - expert + self._dense_expert
+            return all_denoisers - expert + max(self.of(part, device_pb2.SCHEME_NONE) for part in self._denoisers)
         return all_denoisers + self._denoiser_layer
 
-    def _counted(self, component: Component) -> Counted:
-        return self._question.catalogue.weights[component.architecture]
+    def _largest_layer(self, parts: list[Component]) -> int:
+        counted = self._question.catalogue.weights
+        largest = max([counted[part.architecture].largest_layer_parameters for part in parts], default=0)
+        return largest * self._question.item_bytes
 
 
 def activations_of(question: Question, slices: bool) -> Activations:
@@ -140,7 +138,7 @@ def activations_of(question: Question, slices: bool) -> Activations:
             each = catalogue.activations.get(component.architecture, UNMEASURED_TOKEN).bytes_each
             encode = max(encode, prompt * each * scale)
         elif component.role == VAE and component.architecture in catalogue.decoding:
-            item = sizes.ITEM_BYTES[component.compute_type or question.compute_type]
+            item = ITEM_BYTES[component.compute_type or question.compute_type]
             figures = catalogue.decoding[component.architecture]
             whole, tiles = _decoding(figures, work, pictures, read_pixels, item)
             decode, tiled = max(decode, whole), max(tiled, tiles)
