@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 def generate(
     prompt: options.Prompt,
     model: options.Model = "emoji",
+    image: options.Images = None,
     size: options.Size = None,
     width: options.Side = None,
     height: options.Side = None,
@@ -60,6 +61,8 @@ def generate(
 
       darkroom generate "a blue car" --steps 28 --guidance 4 --size 128x128
 
+      darkroom generate "make it blue" --model flux.1-kontext-dev --image photo.jpg
+
       darkroom generate "a house" --scheme int8
 
       darkroom generate "a house" --model flux.1-dev --source random
@@ -75,6 +78,7 @@ def generate(
     destination = Destination(output, prompt, count, overwrite)
     fields = {
         "model": model,
+        "images": image or None,
         "negative_prompt": negative,
         "width": width,
         "height": height,

@@ -20,6 +20,16 @@ Size = Annotated[
     typer.Option("--size", "-s", metavar="WxH", help="In pixels: 128x128, or 128 for a square.", show_default=False),
 ]
 Side = Annotated[int | None, typer.Option(metavar="N", help="Pixels; instead of --size.", show_default=False)]
+Images = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--image",
+        "-i",
+        metavar="PATH",
+        help="A PNG, JPEG or WebP file that the prompt speaks of; again for more, in order.",
+        show_default=False,
+    ),
+]
 Steps = Annotated[int | None, typer.Option(metavar="N", help="Denoising steps.", show_default=THE_MODELS)]
 Guidance = Annotated[
     float | None, typer.Option("--guidance", "-g", metavar="X", help="Guidance scale.", show_default=THE_MODELS)

@@ -68,6 +68,13 @@ def _headline(verdict: str, device: device_pb2.Device) -> RenderableType:
     return Text.from_markup(f"{verdict} on [bold]{escape(name)}[/]{memory}{assumed}")
 
 
+def _company(workload: plan_pb2.Workload) -> str:
+    """Returns what is made together, and with what."""
+    count = workload.reference_images
+    brought = f", with {count} picture{'s' * (count > 1)} that the request brings" if count else ""
+    return f"{workload.batch_size} at once{brought}"
+
+
 def _decisions(plan: plan_pb2.Plan) -> dict[str, str]:
     offload = _offload(plan.offload)
     vae = [word for word, is_on in (("tiled", plan.vae_tiling), ("sliced", plan.vae_slicing)) if is_on]
@@ -75,7 +82,7 @@ def _decisions(plan: plan_pb2.Plan) -> dict[str, str]:
     workload = plan.workload
     return {
         "runs as": f"{plan.pipeline_class} on {name_of(plan_pb2.Engine, plan.engine, 'ENGINE_')}",
-        "for": f"{workload.width}×{workload.height}, {workload.batch_size} at once" if workload.width else "",
+        "for": f"{workload.width}×{workload.height}, {_company(workload)}" if workload.width else "",
         "weights": _source(plan.source),
         "computes in": name_of(plan_pb2.ComputeType, plan.compute_type, "COMPUTE_TYPE_"),
         "offload": f"{offload}: {OFFLOADS.get(offload, '')}",

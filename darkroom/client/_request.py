@@ -6,8 +6,10 @@ Knows nothing of models' limits: the gateway checks them and names every wrong f
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from typing import Literal, TypedDict
 
+from darkroom.client._images import ImageSource, read_images
 from darkroom.rpc.errors import InvalidRequestError
 from darkroom.v1 import generation_pb2, job_pb2, plan_pb2
 
@@ -51,6 +53,8 @@ class RequestFields(TypedDict, total=False):
     """File format; PNG where nothing is said."""
     allows_constant: bool
     """True returns a picture of one exact colour instead of failing on it."""
+    images: ImageSource | Sequence[ImageSource] | None
+    """Pictures that the prompt speaks of: paths, bytes of files, or Pillow images; a model's limits tell how many."""
     preferences: plan_pb2.PlanPreferences | None
     """How the model should be planned, if this request has to load it."""
     priority: Literal["low", "normal", "high"] | None
@@ -119,6 +123,8 @@ def _assign(request: generation_pb2.GenerationRequest, name: str, value: object)
     try:
         if name == "format":
             request.format = FORMATS[str(value).lower()]
+        elif name == "images":
+            request.images.extend(read_images(value))  # type: ignore[arg-type]
         elif name == "preferences":
             request.preferences.CopyFrom(value)  # type: ignore[arg-type]
         else:

@@ -27,6 +27,20 @@ MIN_IMAGE_SIDE = 64
 MAX_ASPECT_RATIO = 8
 
 
+def count_violations(count: int, model: model_pb2.Model) -> dict[str, str]:
+    """Returns what is wrong with a request that brings `count` pictures to a model, by field."""
+    limits = model.limits
+    most, needs = limits.max_reference_images, limits.image_input == model_pb2.IMAGE_INPUT_REQUIRED
+    if needs and not most:
+        return {"request.model": f"{model.name} starts from a picture, which requests can't bring to it yet"}
+    if count > most:
+        takes = f"takes at most {most}" if most else "paints from words alone; leave them out"
+        return {"request.images": f"are {count}; {model.name} {takes}"}
+    if needs and not count:
+        return {"request.images": f"are missing; {model.name} changes pictures: bring 1 to {most}"}
+    return {}
+
+
 def image_violations(images: Sequence[generation_pb2.InputImage], path: str) -> dict[str, str]:
     """Returns what is wrong with pictures as they are sent, by field.
 

@@ -1,7 +1,8 @@
 """Whether a request may be queued, and with which values: the model's defaults and limits, field by field.
 
 Knows nothing of families, workers or Redis: all that it checks against is in the Model message. Invariant: an admitted
-request has every field filled in and could be run; a refused one names every wrong field.
+request has every field filled in and could be run, and its pictures are described, without their files; a refused one
+names every wrong field.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import secrets
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from darkroom.images import count_violations, describe_image, image_violations, size_after
 from darkroom.rpc.errors import InvalidRequestError
 from darkroom.v1 import device_pb2, generation_pb2, job_pb2, model_pb2, plan_pb2
 from services.gateway.store.vocabulary import DEFAULT_TENANT
@@ -27,7 +29,9 @@ FindModel = Callable[[str], model_pb2.Model]
 
 
 def admit(request: generation_pb2.GenerationRequest, find_model: FindModel) -> generation_pb2.GenerationRequest:
-    """Returns the request with every field filled in: the model's own name, defaults, a drawn seed.
+    """Returns the request with every field filled in: the model's own name, defaults, a drawn seed, what pictures are.
+
+    Where it brings pictures and names neither width nor height, its size has the first one's proportions.
 
     Raises:
         InvalidRequestError: names every wrong field, `request.width` and so on.
@@ -36,9 +40,9 @@ def admit(request: generation_pb2.GenerationRequest, find_model: FindModel) -> g
     if not request.model:
         raise InvalidRequestError({"request.model": "is empty; `darkroom models` lists the names"})
     model = find_model(request.model)
-    full = _filled(request, model)
-    violations = {
-        **_input_violations(full, model),
+    violations = count_violations(len(request.images), model) or image_violations(request.images, "request.images")
+    full = _filled(request, model, can_describe=not violations)
+    violations |= {
         **_text_violations(full, model.limits),
         **_size_violations(full, model),
         **_number_violations(full, model),
@@ -91,18 +95,46 @@ def size_name(width: int, height: int) -> str:
 def shape_of(request: generation_pb2.GenerationRequest) -> str:
     """Returns what jobs share that may run as one batch: size, steps, guidance, and every wish for the plan.
 
-    Prompts, seeds and file formats are each job's own. Begins with the size.
+    Prompts, seeds and file formats are each job's own. Begins with the size. Empty for a job that runs alone, as those
+    that bring pictures do: pipelines take one set of them for all that a call makes.
     """
+    if request.images:
+        return ""
     wishes = hashlib.sha256(request.preferences.SerializeToString(deterministic=True)).hexdigest()[:16]
     size = size_name(request.width, request.height)
     return f"{size} {request.steps} {request.guidance!r} {wishes} {request.model}"
 
 
-def _filled(request: generation_pb2.GenerationRequest, model: model_pb2.Model) -> generation_pb2.GenerationRequest:
+def bare(
+    request: generation_pb2.GenerationRequest, full: generation_pb2.GenerationRequest
+) -> generation_pb2.GenerationRequest:
+    """Returns a request as it came, but for its pictures, which are described as in `full`."""
+    if not request.images:
+        return request
+    described = generation_pb2.GenerationRequest()
+    described.CopyFrom(request)
+    described.ClearField("images")
+    described.images.extend(full.images)
+    return described
+
+
+def _filled(
+    request: generation_pb2.GenerationRequest, model: model_pb2.Model, *, can_describe: bool
+) -> generation_pb2.GenerationRequest:
+    """Returns the request with what it leaves out.
+
+    Args:
+        can_describe: its pictures have passed; otherwise they are left out.
+    """
     full = generation_pb2.GenerationRequest()
     full.CopyFrom(request)
     full.model = model.name
     defaults = model.defaults
+    if request.images:
+        full.ClearField("images")
+        full.images.extend(describe_image(image) for image in request.images if can_describe)
+    if full.images and not full.HasField("width") and not full.HasField("height"):
+        full.width, full.height = size_after(full.images[0], defaults, model.limits)
     if not full.HasField("width"):
         full.width = defaults.width
     if not full.HasField("height"):
@@ -118,14 +150,6 @@ def _filled(request: generation_pb2.GenerationRequest, model: model_pb2.Model) -
     if full.format == generation_pb2.OUTPUT_FORMAT_UNSPECIFIED:
         full.format = generation_pb2.OUTPUT_FORMAT_PNG
     return full
-
-
-def _input_violations(request: generation_pb2.GenerationRequest, model: model_pb2.Model) -> dict[str, str]:
-    if request.images:
-        return {"request.images": "can't be carried to a worker yet; leave them out"}
-    if model.limits.image_input != model_pb2.IMAGE_INPUT_REQUIRED:
-        return {}
-    return {"request.model": f"{model.name} needs an input image, which requests can't carry yet"}
 
 
 def _text_violations(request: generation_pb2.GenerationRequest, limits: model_pb2.GenerationLimits) -> dict[str, str]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import redis.asyncio as aioredis
 
+from darkroom.images import MAX_MESSAGE_BYTES
 from darkroom.rpc.errors import PreconditionError, StoreUnavailableError
 from darkroom.rpc.logs import log
 from darkroom.rpc.serving import Application, Health, owned_task
@@ -20,6 +21,7 @@ from darkroom.storage import open_store
 from darkroom.v1 import cluster_service_pb2, generation_service_pb2, model_service_pb2
 from services.gateway.config import GatewaySettings
 from services.gateway.housekeeping import keep_house
+from services.gateway.inputs import Inputs
 from services.gateway.outputs import Outputs
 from services.gateway.running.deadlines import keep_deadlines
 from services.gateway.running.dispatch import Dispatch
@@ -106,14 +108,14 @@ async def _build(settings: GatewaySettings, catalogue: Catalogue, client: aiored
     if await evicts(client):
         log.warning("redis_evicts", consequence="jobs may vanish when memory is short; set maxmemory-policy noeviction")
     jobs = Jobs(client, Scripts(client, durability))
-    outputs = await _open_outputs(settings, jobs)
+    outputs, inputs = await _open_files(settings, jobs)
     bell = Bell(client)
     pool = Pool(settings.gateway_workers)
-    means = Resources(settings, jobs, bell, outputs, PlannerClient(settings.gateway_planner), pool)
+    means = Resources(settings, jobs, bell, outputs, inputs, PlannerClient(settings.gateway_planner), pool)
     drained = asyncio.Event()
     bounds = Bounds(settings.gateway_max_queued, settings.gateway_max_queued_per_tenant)
     generation = GenerationServicer(
-        jobs, Events(client, bell), outputs, means.explain, catalogue.message, bounds, drained
+        jobs, Events(client, bell), outputs, inputs, means.explain, catalogue.message, bounds, drained
     )
     return _Parts(means, Dispatch(means), generation, drained)
 
@@ -128,14 +130,15 @@ def _application(settings: GatewaySettings, catalogue: Catalogue, parts: _Parts)
         await parts.dispatch.drain(max(0.0, settings.grace_s - HAND_OVER_S))
         parts.drained.set()
 
-    return Application(tuple(zip(SERVICES, servicers, strict=True)), drain)
+    return Application(tuple(zip(SERVICES, servicers, strict=True)), drain, MAX_MESSAGE_BYTES)
 
 
-async def _open_outputs(settings: GatewaySettings, jobs: Jobs) -> Outputs:
+async def _open_files(settings: GatewaySettings, jobs: Jobs) -> tuple[Outputs, Inputs]:
     """Several gateways of one Redis must share one store of outputs: each job's file has to be found by all."""
     place = settings.outputs or settings.data_dir / "outputs"
     try:
-        outputs = Outputs(await asyncio.to_thread(open_store, place))
+        store = await asyncio.to_thread(open_store, place)
+        outputs = Outputs(store)
         name = await outputs.open()
     except (OSError, ValueError, ImportError) as fault:
         raise PreconditionError(f"DARKROOM_OUTPUTS: {place} can't be used: {fault}", outputs=place) from fault
@@ -148,7 +151,7 @@ async def _open_outputs(settings: GatewaySettings, jobs: Jobs) -> Outputs:
             outputs=name,
             expected_outputs=first,
         )
-    return outputs
+    return outputs, Inputs(store)
 
 
 async def _tell_health(jobs: Jobs, health: Health) -> None:

@@ -1,4 +1,5 @@
-"""Gives room back: jobs past their retention, files that no job names, what late gateways and crashes left.
+"""Gives room back: jobs past their retention, files and pictures that no job names, what crashes and late
+gateways left.
 
 Knows nothing of how jobs or files are kept. Invariant: a file that a job names, or that a running job is about to name,
 is never taken; where the store does not answer, nothing is.
@@ -69,5 +70,6 @@ async def sweep(means: Resources, age_s: float = ORPHAN_AGE_S) -> None:
         for job_id, counter in await means.jobs.orphans(store_id, page):
             await outputs.delete(job_id, counter)
             num_orphans += 1
+    await means.inputs.sweep(means.jobs.named_inputs)
     if num_leftovers or num_orphans:
         log.info("orphans_deleted", num_files=num_orphans, num_half_written=num_leftovers)

@@ -13,6 +13,7 @@ from darkroom.storage import open_store
 from darkroom.v1 import job_pb2
 from services.gateway.config import GatewaySettings
 from services.gateway.housekeeping import expire, sweep
+from services.gateway.inputs import Inputs
 from services.gateway.outputs import ORPHAN_AGE_S, Outputs
 from services.gateway.running.resources import Resources
 from services.gateway.store.bell import Bell
@@ -61,10 +62,10 @@ async def estate(tmp_path: Path) -> AsyncIterator[Estate]:
     ):
         settings: GatewaySettings = gateway.settings
         planner_client = PlannerClient(planner)
-        outputs = Outputs(open_store(settings.data_dir / "outputs"))
-        yield Estate(
-            gateway, worker, Resources(settings, jobs, Bell(client), outputs, planner_client, Pool("127.0.0.1:9"))
-        )
+        store = open_store(settings.data_dir / "outputs")
+        outputs, inputs = Outputs(store), Inputs(store)
+        means = Resources(settings, jobs, Bell(client), outputs, inputs, planner_client, Pool("127.0.0.1:9"))
+        yield Estate(gateway, worker, means)
         await planner_client.close()
 
 

@@ -44,10 +44,10 @@ async def test_jobs_are_listed_newest_first_in_pages_bound_to_their_filter(house
 async def test_models_are_listed_found_planned_loaded_and_unloaded(house: House) -> None:
     models, service = house.stubs.models, model_service_pb2
     listed = await models.ListModels(service.ListModelsRequest(), timeout=T)
-    assert [model.name for model in listed.models] == ["plain", "tiny"]
+    assert [model.name for model in listed.models] == ["editor", "plain", "tiny"]
     page = await models.ListModels(service.ListModelsRequest(page_size=1), timeout=T)
     rest = await models.ListModels(service.ListModelsRequest(page_token=page.next_page_token), timeout=T)
-    assert [model.name for model in (*page.models, *rest.models)] == ["plain", "tiny"]
+    assert [model.name for model in (*page.models, *rest.models)] == ["editor", "plain", "tiny"]
     assert (await models.GetModel(service.GetModelRequest(model="small"), timeout=T)).model.name == "tiny"
     assert (await code_of(models.GetModel(service.GetModelRequest(model="x"), timeout=T)))[1] == "UNKNOWN_MODEL"
     planned = await models.PlanModel(service.PlanModelRequest(model="tiny"), timeout=T)

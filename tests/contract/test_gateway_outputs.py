@@ -18,6 +18,7 @@ from darkroom.v1 import generation_pb2, job_pb2
 from darkroom.v1.generation_service_pb2 import DownloadOutputRequest
 from services.gateway.application import open_gateway
 from services.gateway.housekeeping import drop_strays, expire, sweep
+from services.gateway.inputs import Inputs
 from services.gateway.outputs import Outputs
 from services.gateway.outputs.naming import claim_of, name_of
 from services.gateway.running.resources import Resources
@@ -63,8 +64,8 @@ async def two_gateways(folder: Path, place: str, worker: FakeWorker, **more: obj
         settings = settings_for(folder, server.address, planner, redis_url=redis.url, outputs=place, **more)
         async with serve_gateway(settings) as first, serve_gateway(settings) as second:
             planner_client = PlannerClient(planner)
-            outputs = Outputs(open_store(place))
-            means = Resources(settings, jobs, Bell(client), outputs, planner_client, Pool("127.0.0.1:9"))
+            outputs, inputs = Outputs(open_store(place)), Inputs(open_store(place))
+            means = Resources(settings, jobs, Bell(client), outputs, inputs, planner_client, Pool("127.0.0.1:9"))
             try:
                 yield first, second, means
             finally:

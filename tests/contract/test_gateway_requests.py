@@ -8,6 +8,7 @@ import uuid
 import grpc
 import pytest
 
+from darkroom.images import MAX_MESSAGE_BYTES
 from darkroom.rpc.status import from_rpc_error
 from darkroom.v1 import (
     generation_pb2,
@@ -70,7 +71,7 @@ async def test_garbage_is_invalid_and_too_much_is_exhausted(house: House) -> Non
     submit_bytes = house.stubs.channel.unary_unary("/darkroom.v1.GenerationService/SubmitJob")
     code, reason = await code_of(submit_bytes(b"\xff\xff\xff", timeout=T))
     assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
-    code, _ = await code_of(submit_bytes(b"\0" * (4 * 1024 * 1024 + 1), timeout=T))
+    code, _ = await code_of(submit_bytes(bytes(MAX_MESSAGE_BYTES + 1), timeout=T))
     assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
     generate = house.stubs.channel.unary_stream("/darkroom.v1.GenerationService/Generate")
     assert (await code_of(generate(b"\xff", timeout=T)))[0] is grpc.StatusCode.INVALID_ARGUMENT

@@ -22,7 +22,7 @@ from tests.tiny.flux import tiny_flux_plan
 from tests.tiny.parts import plan_of, save
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-KLEIN, KONTEXT, QWEN = "flux.2-klein-base-4b", "flux.1-kontext-dev", "qwen-image-edit-2511"
+KLEIN, DEV, KONTEXT, QWEN = "flux.2-klein-base-4b", "flux.2-dev", "flux.1-kontext-dev", "qwen-image-edit-2511"
 UPRIGHT = scene(96, 64)
 # A folder that holds torchvision's wheel: `pip install --no-deps --target FOLDER torchvision==0.28.0`.
 TORCHVISION = os.environ.get("DARKROOM_TEST_TORCHVISION", "")
@@ -88,6 +88,15 @@ async def test_a_reference_changes_the_picture_and_the_same_reference_changes_it
     assert "images" not in alone.knobs
     assert (two.knobs["images"].requested, two.knobs["images"].engaged) == ("96x64, 64x80", "96x64, 64x80")
     assert first.knobs["images"].reason == ""
+
+
+async def test_flux_2_dev_takes_references_too(painter: WorkerServer, pipelines: Path) -> None:
+    folder = save(pipelines / "dev-editing", flux_2.build_dev)
+    await painter.load(plan_of(DEV, folder))
+    pictures = [[], [reference(file_of_image(UPRIGHT))], [reference(file_of_image(UPRIGHT))]]
+    alone, first, again = [await paint(painter, model=DEV, steps=1, images=images) for images in pictures]
+    assert alone.data != first.data == again.data
+    assert first.knobs["images"].engaged == "96x64"
 
 
 async def test_a_picture_counts_as_people_see_it_whatever_its_file_says(painter: WorkerServer, pipelines: Path) -> None:

@@ -30,15 +30,20 @@ PLAIN.CopyFrom(TINY)
 PLAIN.name = "plain"
 del PLAIN.aliases[:]
 PLAIN.limits.uses_negative_prompt = False
+EDITOR = model_pb2.Model()
+EDITOR.CopyFrom(TINY)
+EDITOR.name = "editor"
+del EDITOR.aliases[:]
+EDITOR.limits.image_input, EDITOR.limits.max_reference_images = model_pb2.IMAGE_INPUT_OPTIONAL, 2
 
 
 class FakeCatalogue:
-    """`tiny` (also called `small`), and `plain`, which takes no negative prompt."""
+    """`tiny` (also called `small`), `plain`, which takes no negative prompt, and `editor`, which takes two pictures."""
 
     digest = "0" * 64
 
     def __init__(self) -> None:
-        self._models = {"plain": PLAIN, "tiny": TINY}
+        self._models = {"editor": EDITOR, "plain": PLAIN, "tiny": TINY}
 
     def message(self, name: str) -> model_pb2.Model:
         for model in self._models.values():

@@ -58,7 +58,8 @@ async def serve_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
     """Serves in this process on a free port."""
     health = Health(SERVICE_NAMES)
     async with open_gateway(settings, FakeCatalogue(), health, redis_program()) as application:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", application.max_message_bytes)]
+        server = grpc.aio.server(options=options)
         for descriptor, servicer in application.servicers:
             add_servicer(server, servicer, descriptor)
         port = server.add_insecure_port("127.0.0.1:0")

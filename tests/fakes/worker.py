@@ -89,6 +89,8 @@ class FakeWorker:
         self.steps: Counter[str] = Counter()
         self.starts: Counter[str] = Counter()
         self.loads: list[worker_service_pb2.LoadRequest] = []
+        # Files of the pictures that each begun run brought, by job.
+        self.pictures: dict[str, list[list[bytes]]] = {}
         self.acknowledged: list[str] = []
         self.tokens: list[int] = []
         # Seconds that the caller of each run had left.
@@ -223,6 +225,8 @@ class FakeWorker:
         if is_newer:
             self._stop_runs(StaleTokenError("a newer claim took the worker"))
         run = self.runs[request.run_id] = FakeRun(request)
+        brought = [image.data for image in run.item.request.images]
+        self.pictures.setdefault(run.item.job_id, []).append(brought)
         task = asyncio.create_task(self._paint(run))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterable
 
 from darkroom.client._request import RANDOM_SEED_BITS
+from darkroom.images import count_violations, describe_image, image_violations, size_after
 from darkroom.rpc.errors import InvalidRequestError, UnknownModelError
 from darkroom.v1 import generation_pb2, model_pb2
 
@@ -52,16 +53,22 @@ def admit(request: generation_pb2.GenerationRequest, model: model_pb2.Model) -> 
     Raises:
         InvalidRequestError: names every field that is outside the model's limits.
     """
+    violations = count_violations(len(request.images), model) or image_violations(request.images, "request.images")
     admitted = generation_pb2.GenerationRequest()
     admitted.CopyFrom(request)
+    admitted.ClearField("images")
     admitted.model = model.name
+    if request.images and not violations:
+        admitted.images.extend(describe_image(image) for image in request.images)
+        if not request.HasField("width") and not request.HasField("height"):
+            admitted.width, admitted.height = size_after(admitted.images[0], model.defaults, model.limits)
     for field in ("negative_prompt", "width", "height", "steps", "guidance"):
-        if not request.HasField(field):
+        if not admitted.HasField(field):
             setattr(admitted, field, getattr(model.defaults, field))
     if not request.HasField("seed"):
         admitted.seed = random.getrandbits(RANDOM_SEED_BITS)
     admitted.format = request.format or generation_pb2.OUTPUT_FORMAT_PNG
-    violations = _violations(admitted, model.limits)
+    violations |= _violations(admitted, model.limits)
     if violations:
         raise InvalidRequestError(violations)
     return admitted

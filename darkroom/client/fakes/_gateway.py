@@ -16,6 +16,7 @@ from darkroom.client._loop_thread import LoopThread
 from darkroom.client.fakes._admission import admit, emoji_model, find_model
 from darkroom.client.fakes._job import FakeJob
 from darkroom.client.fakes._servicers import ClusterFake, GenerationFake, HealthFake, ModelFake
+from darkroom.images import MAX_MESSAGE_BYTES
 from darkroom.rpc.errors import DarkroomError, NotDeadError, RequestIdReusedError, UnknownJobError
 from darkroom.v1 import (
     cluster_service_pb2_grpc,
@@ -59,7 +60,8 @@ class FakeGateway:
         self._failures.append(error)
 
     async def __aenter__(self) -> Self:
-        server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+        options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES)]
+        server = grpc.aio.server(options=options)
         generation_service_pb2_grpc.add_GenerationServiceServicer_to_server(GenerationFake(self), server)
         model_service_pb2_grpc.add_ModelServiceServicer_to_server(ModelFake(self), server)
         cluster_service_pb2_grpc.add_ClusterServiceServicer_to_server(ClusterFake(self), server)

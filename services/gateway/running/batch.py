@@ -85,6 +85,9 @@ class Batch:
     async def _prepare(self) -> None:
         """Loads, unless the worker is known to hold what the jobs need; lets those go that it has no room for."""
         need = self._need()
+        if self._attempts[0].claim.job.request.images:
+            # Read before a model is loaded for them.
+            await self._means.inputs.fetch(self._attempts[0].claim.job.request)
         if not self._seat.covers(need.kind, self._workload()):
             await self._follow_load(ensure_loaded(self._seat, self._means.planner, need, self._token))
         most = self._means.settings.most_at_once(self._seat.device)
@@ -172,7 +175,7 @@ class Batch:
         request = worker_service_pb2.WorkerServiceGenerateRequest(
             run_id=self._run_id,
             token=self._token,
-            items=[_item(attempt.claim) for attempt in awaited],
+            items=[await self._item(attempt.claim) for attempt in awaited],
             after_sequence=self._sequence,
             model=jobs[0].request.model,
             must_exist=self._has_attached,
@@ -225,19 +228,28 @@ class Batch:
     def _workload(self) -> plan_pb2.Workload:
         """One picture: how many more there is room for is asked of the plan that is loaded."""
         request = self._attempts[0].claim.job.request
-        return plan_pb2.Workload(width=request.width, height=request.height, batch_size=1, num_frames=1)
+        return plan_pb2.Workload(
+            width=request.width,
+            height=request.height,
+            batch_size=1,
+            num_frames=1,
+            reference_images=len(request.images),
+        )
+
+    async def _item(self, claim: Claim) -> worker_pb2.RunItem:
+        """The job as the worker is given it: with its pictures, unless the run is there already."""
+        request = claim.job.request
+        if request.images and not self._has_attached:
+            request = await self._means.inputs.fetch(request)
+        item = worker_pb2.RunItem(job_id=claim.job.id, request=request)
+        if claim.left_s is not None:
+            item.time_left.FromNanoseconds(int(claim.left_s * 1e9))
+        return item
 
     def _left_s(self) -> float | None:
         """Seconds until nobody wants anything of the run any more; None: never."""
         lefts = [attempt.claim.left_s for attempt in self._open]
         return None if None in lefts or not lefts else max(left for left in lefts if left is not None)
-
-
-def _item(claim: Claim) -> worker_pb2.RunItem:
-    item = worker_pb2.RunItem(job_id=claim.job.id, request=claim.job.request)
-    if claim.left_s is not None:
-        item.time_left.FromNanoseconds(int(claim.left_s * 1e9))
-    return item
 
 
 async def _spoken(events: AsyncGenerator[Event, None], silence_s: float) -> AsyncGenerator[Event, None]:

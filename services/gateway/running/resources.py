@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from services.gateway.config import GatewaySettings
+from services.gateway.inputs import Inputs
 from services.gateway.outputs import Outputs
 from services.gateway.store.bell import Bell
 from services.gateway.store.jobs import Jobs
@@ -23,6 +24,7 @@ class Resources:
     jobs: Jobs
     bell: Bell
     outputs: Outputs
+    inputs: Inputs
     planner: PlannerClient
     pool: Pool
 

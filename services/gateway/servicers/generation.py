@@ -17,7 +17,8 @@ from darkroom.rpc.logs import log
 from darkroom.rpc.paging import make_token, page_size, read_token
 from darkroom.rpc.request_ids import check_request_id
 from darkroom.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc, job_pb2, worker_pb2
-from services.gateway.admission import FindModel, admit, check_terms, find_tenant, kind_of, shape_of
+from services.gateway.admission import FindModel, admit, bare, check_terms, find_tenant, kind_of, shape_of
+from services.gateway.inputs import Inputs
 from services.gateway.outputs import Outputs
 from services.gateway.store.asking import digest_of
 from services.gateway.store.events import Events
@@ -44,6 +45,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         jobs: Jobs,
         events: Events,
         outputs: Outputs,
+        inputs: Inputs,
         explain: Callable[[], str],
         find_model: FindModel,
         bounds: Bounds,
@@ -52,6 +54,7 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         self._jobs = jobs
         self._events = events
         self._outputs = outputs
+        self._inputs = inputs
         self._explain_waiting = explain
         self._find_model = find_model
         self._bounds = bounds
@@ -168,11 +171,18 @@ class GenerationServicer(generation_service_pb2_grpc.GenerationServiceServicer):
         tenant = find_tenant(context.invocation_metadata() or ())
         check_request_id(asked.request_id)
         check_terms(asked.terms)
-        full = admit(asked.request, self._find_model)
-        digest = digest_of(asked.request, asked.terms)
+        # Megabytes are read and hashed beside the loop.
+        files = [image.data for image in asked.request.images]
+        request, find_model = asked.request, self._find_model
+        full = await asyncio.to_thread(admit, request, find_model) if files else admit(request, find_model)
+        if files:
+            await self._inputs.keep(files)
+        digest = digest_of(bare(request, full), asked.terms)
         job = await self._jobs.submit(
             full, kind_of(full), asked.request_id.lower(), digest, self._bounds, asked.terms, tenant, shape_of(full)
         )
+        if files:
+            await self._inputs.keep_missing(files)
         log.info("job_accepted", job_id=job.id, model=full.model, tenant=tenant)
         return self._explained(job)
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import redis.asyncio as aioredis
 
-from darkroom.v1 import job_pb2
+from darkroom.v1 import generation_pb2, job_pb2
 from services.gateway.store import keys
 from services.gateway.store.connection import answered
 from services.gateway.store.scripts import Scripts
@@ -17,6 +17,8 @@ from services.gateway.store.vocabulary import to_ms
 
 # States of jobs that name a file, or are about to: the one of their newest claim.
 NAMING = (b"%d" % job_pb2.JOB_STATE_RUNNING, b"%d" % job_pb2.JOB_STATE_SUCCEEDED)
+# Requests that are read at once.
+NAMED_PAGE = 500
 
 
 class Upkeep:
@@ -74,6 +76,25 @@ class Upkeep:
     async def forget_strays(self, strays: Mapping[str, int]) -> None:
         """Forgets what `strays` returned, but for jobs that were taken over anew."""
         await self._scripts.call("forget_strays", *(part for pair in strays.items() for part in pair))
+
+    async def named_inputs(self) -> set[str]:
+        """Returns the SHA-256 of every picture that a waiting, a running or a dead job's request names."""
+        states = [keys.in_state(state) for state in (job_pb2.JOB_STATE_QUEUED, job_pb2.JOB_STATE_RUNNING)]
+        named: set[str] = set()
+        with answered():
+            # In one step, so that a job that moves from one to another is in one of them.
+            async with self._client.pipeline(transaction=True) as pipe:
+                for key in (*states, keys.DEAD):
+                    pipe.zrange(key, 0, -1)
+                ids = [job_id.decode() for listed in await pipe.execute() for job_id in listed]
+            for start in range(0, len(ids), NAMED_PAGE):
+                async with self._client.pipeline(transaction=False) as pipe:
+                    for job_id in ids[start : start + NAMED_PAGE]:
+                        pipe.hget(keys.job(job_id), "request")
+                    requests = await pipe.execute()
+                for data in filter(None, requests):
+                    named |= {image.sha256 for image in generation_pb2.GenerationRequest.FromString(data).images}
+        return named
 
     async def register_outputs(self, name: str) -> str:
         """Names the output folder of these jobs; returns the name that was first."""

@@ -37,7 +37,8 @@ class Seat:
         self.kind = ""
         # Jobs that this gateway drives here now.
         self.num_runs = 0
-        self._covered: dict[str, int] = {}
+        # Most pixels that the loaded plan is good for, by kind and by the pictures that a request brings.
+        self._covered: dict[str, dict[int, int]] = {}
         self._loaded_mark = b""
         self._failures = 0
         # The claim whose jobs ended well here last, and those jobs.
@@ -151,8 +152,9 @@ class Seat:
         self.remember_cover(kind, workload)
 
     def remember_cover(self, kind: str, workload: plan_pb2.Workload) -> None:
-        """The loaded plan is what the planner says for `kind` up to this size."""
-        self._covered[kind] = max(_pixels(workload), self._covered.get(kind, 0))
+        """The loaded plan is what the planner says for `kind` up to this size and this many pictures brought."""
+        known, count = self._covered.setdefault(kind, {}), workload.reference_images
+        known[count] = max(_pixels(workload), known.get(count, 0))
         self.kind = kind
 
     def knows(self, kind: str) -> bool:
@@ -161,7 +163,8 @@ class Seat:
 
     def covers(self, kind: str, workload: plan_pb2.Workload) -> bool:
         """True if nothing need be planned for such a job."""
-        return self._covered.get(kind, 0) >= _pixels(workload)
+        known, pixels = self._covered.get(kind, {}), _pixels(workload)
+        return any(count >= workload.reference_images and most >= pixels for count, most in known.items())
 
     def forget_loaded(self) -> None:
         """What is loaded is not what was thought."""

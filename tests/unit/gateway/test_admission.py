@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import uuid
 
@@ -13,7 +14,8 @@ from darkroom.knowledge import load_catalogue
 from darkroom.rpc.errors import InvalidRequestError, UnknownModelError
 from darkroom.rpc.request_ids import check_request_id
 from darkroom.v1 import checkpoint_pb2, device_pb2, generation_pb2, plan_pb2
-from services.gateway.admission import admit, check_preferences, kind_of, shape_of
+from services.gateway.admission import admit, bare, check_preferences, kind_of, shape_of
+from tests.engines.snapshots import file_of_image, reference, scene
 from tests.fakes.catalogue import TINY, FakeCatalogue
 
 CATALOGUE = FakeCatalogue()
@@ -158,16 +160,55 @@ def test_what_is_admitted_is_within_every_limit(
     assert full.seed == seed
 
 
-@pytest.mark.parametrize("model", ["flux.1-kontext-dev", "qwen-image-edit-2511"])
-def test_a_model_that_changes_pictures_is_refused_before_anything_is_queued(model: str) -> None:
-    request = generation_pb2.GenerationRequest(model=model, prompt="make it blue")
+def request_with(*files: bytes, model: str = "flux.2-klein-4b", **fields: object) -> generation_pb2.GenerationRequest:
+    request = generation_pb2.GenerationRequest(model=model, prompt="make it blue", **fields)  # type: ignore[arg-type]
+    request.images.extend(reference(file) for file in files)
+    return request
+
+
+@pytest.mark.parametrize(
+    ("model", "count", "problem"),
+    [
+        ("flux.1-kontext-dev", 0, "are missing; flux.1-kontext-dev changes pictures: bring 1 to 1"),
+        ("qwen-image-edit-2511", 4, "are 4; qwen-image-edit-2511 takes at most 3"),
+        ("emoji", 1, "are 1; emoji paints from words alone; leave them out"),
+    ],
+)
+def test_a_request_brings_as_many_pictures_as_its_model_takes(model: str, count: int, problem: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
-        admit(request, load_catalogue().message)
-    problem = f"{model} needs an input image, which requests can't carry yet"
-    assert refused.value.violations == {"request.model": problem}
-    request.images.add(data=b"a file")
-    with pytest.raises(InvalidRequestError, match="can't be carried to a worker yet"):
-        admit(request, load_catalogue().message)
+        admit(request_with(*[file_of_image(scene())] * count, model=model), load_catalogue().message)
+    assert refused.value.violations == {"request.images": problem}
+
+
+def test_a_video_model_that_starts_from_a_picture_is_refused_by_name() -> None:
+    with pytest.raises(InvalidRequestError, match="which requests can't bring to it yet"):
+        admit(request_with(model="wan2.2-i2v-a14b"), load_catalogue().message)
+
+
+def test_a_picture_that_breaks_a_rule_is_named_with_every_other_wrong_field() -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        admit(request_with(file_of_image(scene()), b"GIF89a", steps=0), load_catalogue().message)
+    assert refused.value.violations.keys() == {"request.images[1].data", "request.steps"}
+
+
+def test_an_admitted_picture_is_described_without_its_file_and_gives_the_size_where_none_is_named() -> None:
+    data, find = file_of_image(scene(160, 120), "JPEG", 6), load_catalogue().message
+    full = admit(request_with(data), find)
+    assert [image.data for image in full.images] == [b""]
+    assert full.images[0].sha256 == hashlib.sha256(data).hexdigest()
+    assert (full.images[0].width, full.images[0].height) == (120, 160)
+    assert (full.width, full.height) == (880, 1184)
+    named = admit(request_with(data, width=512), find)
+    assert (named.width, named.height) == (512, 1024)
+    assert bare(request_with(data), full).images == full.images
+    assert not bare(request_with(data), full).HasField("width")
+
+
+def test_a_job_that_brings_pictures_runs_alone_on_the_plan_of_its_kind() -> None:
+    find = load_catalogue().message
+    words, brings = admit(request_with(), find), admit(request_with(file_of_image(scene())), find)
+    assert kind_of(words) == kind_of(brings)
+    assert shape_of(words) != shape_of(brings) == ""
 
 
 def test_random_weights_are_another_kind_of_job_than_real_ones() -> None:
