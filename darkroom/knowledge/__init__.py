@@ -3,8 +3,9 @@
 Pure Python: no torch, no network. Nothing outside this folder names a family.
 """
 
-from darkroom.knowledge.catalogue import Catalogue, load_catalogue
+from darkroom.knowledge.catalogue import Catalogue
 from darkroom.knowledge.family import Architecture, Component, HostedArtifact, SchemeWeights, Variant, Weights
+from darkroom.knowledge.loading import load_catalogue
 
 __all__ = [
     "Architecture",
