@@ -143,6 +143,7 @@ def _card(model: model_pb2.Model) -> RenderableType:
         "guidance": f"{defaults.guidance:g}; at most {limits.max_guidance:g}",
         "negative": "steers away from a negative prompt" if limits.uses_negative_prompt else "is not used",
         "prompt": f"reads {limits.max_prompt_tokens} tokens",
+        "pictures": _pictures(limits),
         "weights": model.source + (" (gated: needs an accepted licence and a token)" if model.is_gated else ""),
         "licence": model.license,
         "see also": f"[dim]darkroom plan {model.name}[/]",
@@ -152,6 +153,16 @@ def _card(model: model_pb2.Model) -> RenderableType:
         if value:
             table.add_row(f"[dim]{label}[/]", value)
     return table
+
+
+def _pictures(limits: model_pb2.GenerationLimits) -> str:
+    """Returns how many pictures a request may bring; nothing for models of words alone."""
+    from darkroom.v1 import model_pb2
+
+    most = limits.max_reference_images
+    if not most:
+        return ""
+    return f"{'1' if limits.image_input == model_pb2.IMAGE_INPUT_REQUIRED else '0'} to {most} that a request brings"
 
 
 def _media(model: model_pb2.Model) -> str:

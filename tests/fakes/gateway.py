@@ -21,6 +21,7 @@ from darkroom.rpc.settings import load_settings
 from darkroom.v1 import cluster_service_pb2_grpc, generation_service_pb2_grpc, model_service_pb2_grpc
 from services.gateway.application import SERVICE_NAMES, open_gateway
 from services.gateway.config import GatewaySettings
+from services.gateway.servicers.model import Catalogue
 from tests.fakes.catalogue import FakeCatalogue
 
 REPO = Path(__file__).parents[2]
@@ -54,10 +55,10 @@ class Gateway:
 
 
 @contextlib.asynccontextmanager
-async def serve_gateway(settings: GatewaySettings) -> AsyncIterator[Gateway]:
-    """Serves in this process on a free port."""
+async def serve_gateway(settings: GatewaySettings, catalogue: Catalogue | None = None) -> AsyncIterator[Gateway]:
+    """Serves in this process on a free port, around the small catalogue or another."""
     health = Health(SERVICE_NAMES)
-    async with open_gateway(settings, FakeCatalogue(), health, redis_program()) as application:
+    async with open_gateway(settings, catalogue or FakeCatalogue(), health, redis_program()) as application:
         options = [("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", application.max_message_bytes)]
         server = grpc.aio.server(options=options)
         for descriptor, servicer in application.servicers:

@@ -68,7 +68,7 @@ class Upkeep:
         with answered():
             seconds, microseconds = await self._client.time()
             last_ms = seconds * 1000 + microseconds // 1000 - to_ms(age_s)
-            found = await self._client.zrange(
+            found: list[tuple[bytes, float]] = await self._client.zrange(  # type: ignore[assignment]
                 keys.STRAYS, 0, last_ms, byscore=True, offset=0, num=count, withscores=True
             )
         return {job_id.decode(): int(taken_ms) for job_id, taken_ms in found}

@@ -24,6 +24,11 @@ def editor(gateway: FakeGateway) -> model_pb2.Model:
     return model
 
 
+def test_a_models_card_tells_how_many_pictures_it_takes(darkroom: Command, editor: model_pb2.Model) -> None:
+    assert "1 to 2 that a request brings" in darkroom("models", "editor").out
+    assert "that a request brings" not in darkroom("models", "emoji").out
+
+
 def test_pictures_arrive_in_order_and_the_output_has_the_first_ones_proportions(
     darkroom: Command, gateway: FakeGateway, editor: model_pb2.Model, tmp_path: Path
 ) -> None:

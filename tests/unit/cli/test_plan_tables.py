@@ -90,6 +90,15 @@ def test_it_tells_decisions_components_reasons_and_fallbacks(plan: plan_pb2.Plan
         assert words in text
 
 
+@pytest.mark.parametrize(
+    ("count", "said"), [(0, "1 at once"), (2, "1 at once, with 2 pictures that the request brings")]
+)
+def test_it_tells_what_it_is_planned_for(plan: plan_pb2.Plan, count: int, said: str) -> None:
+    plan.workload.CopyFrom(plan_pb2.Workload(width=1024, height=768, batch_size=1, reference_images=count))
+    report = shown(plan_report(model_service_pb2.PlanModelResponse(plan=plan, device=DEVICE)))
+    assert f"1024×768, {said}\n" in report
+
+
 def test_a_refusal_tells_every_candidate() -> None:
     response = model_service_pb2.PlanModelResponse(device=DEVICE)
     response.no_fit.candidates.add(
