@@ -14,7 +14,7 @@ from darkroom.cli.session import DEFAULT, Address, AsJson
 
 if TYPE_CHECKING:
     from darkroom.client import AsyncClient
-    from darkroom.v1 import device_pb2, model_service_pb2, plan_pb2
+    from darkroom.v1 import model_service_pb2, plan_pb2
 
 
 def plan(
@@ -22,7 +22,9 @@ def plan(
     device: Annotated[
         str | None,
         typer.Option(
-            "--device", help="A device that need not be here: rtx-3090, h200; or all.", show_default="a free worker's"
+            "--device",
+            help="A device that need not be here: rtx-3090, h200; a file with one: gpu.json; or all.",
+            show_default="a free worker's",
         ),
     ] = None,
     taken: Annotated[
@@ -50,7 +52,10 @@ def plan(
       darkroom plan flux.1-dev --device h200 --scheme int8 --json
 
       darkroom plan qwen-image --device all
+
+      darkroom status --json | jq '.workers[0].status.device' > gpu.json; darkroom plan ltx-2 --device gpu.json
     """
+    from darkroom.cli.described_devices import describe_devices
     from darkroom.cli.failures import EXIT_USAGE, UserError
     from darkroom.cli.plan_comparison import comparison
     from darkroom.cli.plan_tables import plan_report, refusal_report
@@ -103,27 +108,6 @@ async def _ask(
         if not requests[0].HasField("device") or silence.reason != "UNAVAILABLE":
             raise
         return await plan_without_gateway(requests, silence)
-
-
-def describe_devices(name: str, taken_gb: float) -> list[device_pb2.Device]:
-    """Returns a device of the catalogue by its name, "rtx-3090", or all, with some of their memory held by others.
-
-    Raises:
-        InvalidRequestError: no such device is described; names close ones.
-    """
-    import os
-
-    from darkroom.knowledge import load_catalogue
-
-    extra_paths = [path for path in os.environ.get("DARKROOM_CATALOG_PATH", "").split(os.pathsep) if path]
-    catalogue = load_catalogue(extra_paths)
-    names = sorted(catalogue.devices, key=lambda key: catalogue.devices[key].order) if name == "all" else [name]
-    devices = [catalogue.device(item) for item in names]
-    for device in devices:
-        taken_bytes = min(int(taken_gb * 1e9), device.memory.free_bytes)
-        device.memory.foreign_bytes += taken_bytes
-        device.memory.free_bytes -= taken_bytes
-    return devices
 
 
 def read_preferences(scheme: str | None, memory: str | None, speed: str | None) -> plan_pb2.PlanPreferences:
