@@ -187,9 +187,11 @@ class GenerationRequest(google.protobuf.message.Message):
     negative_prompt: builtins.str
     """What to steer away from; an empty text is a value, absence takes the model's default."""
     width: builtins.int
-    """Pixels."""
+    """Pixels. Where neither side is named and pictures are brought: the first one's proportions at the model's own area, on
+    its lattice.
+    """
     height: builtins.int
-    """Pixels."""
+    """Pixels; as width."""
     steps: builtins.int
     """Denoising steps; 0 is refused, not defaulted."""
     guidance: builtins.float

@@ -146,7 +146,7 @@ async def test_a_killed_gateways_jobs_find_their_pictures_and_a_run_that_goes_on
         }
         gateway = await start_gateway(settings, tmp_path / "log")
         try:
-            running = await submit(gateway.stubs, ONE, steps=25)
+            running = await submit(gateway.stubs, ONE, steps=16)
             await until_state(gateway.stubs, running.id, RUNNING)
             while not worker.steps:
                 await until_state(gateway.stubs, running.id, RUNNING)
@@ -161,7 +161,7 @@ async def test_a_killed_gateways_jobs_find_their_pictures_and_a_run_that_goes_on
             await gateway.close()
     assert [(job.state, job.attempts) for job in ends] == [(SUCCEEDED, 1)] * 2, ends
     assert worker.pictures == {running.id: [[ONE]], waiting.id: [[OTHER]]}
-    assert worker.steps[running.id] == 25
+    assert worker.steps[running.id] == 16
 
 
 async def test_a_sweep_takes_what_no_live_or_dead_job_names_once_it_is_old(tmp_path: Path) -> None:
