@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 import shutil
 from pathlib import Path
@@ -244,11 +243,8 @@ async def test_an_engine_killed_from_outside_is_replaced_and_paints_the_same(
 ) -> None:
     await painter.load(tiny_flux_plan(pipelines / "tiny"))
     before = (await paint(painter)).data
-    pid = (await painter.status()).engine_pid
-    run = asyncio.create_task(painter.generate("run-kill", [item("kill", steps=2000)], model="tiny"))
-    await painter.wait_for(worker_pb2.WORKER_STATE_GENERATING)
-    psutil.Process(pid).kill()
-    events = await run
+    engine = psutil.Process((await painter.status()).engine_pid)
+    events = await painter.generate("run-kill", [item("kill", steps=2000)], model="tiny", in_denoising=engine.kill)
     assert error_of(events, "kill") == "ENGINE_DIED"
     assert events[-1].error.metadata["signal"] == "SIGKILL"
     await painter.load(tiny_flux_plan(pipelines / "tiny"))

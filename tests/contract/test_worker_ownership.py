@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
 import statistics
 import time
@@ -163,14 +164,13 @@ async def test_an_engine_that_ends_in_a_denoise_is_told_by_its_signal_and_the_ne
     worker: WorkerServer, plan: plan_pb2.Plan, number: signal.Signals
 ) -> None:
     before = await paint(worker, PROMPT, model="emoji", seed=SEED, steps=4, side=SIDE)
-    status = await worker.status()
-    run = asyncio.create_task(worker.generate(f"run-{number}", [apple(f"end-{number}", 100)], model="emoji"))
-    await worker.wait_for(GENERATING)
-    psutil.Process(status.engine_pid).send_signal(number)
-    events = await run
+    engine = psutil.Process((await worker.status()).engine_pid)
+    end = functools.partial(engine.send_signal, number)
+    items = [apple(f"end-{number}", 100)]
+    events = await worker.generate(f"run-{number}", items, model="emoji", in_denoising=end)
     assert error_of(events, f"end-{number}") == EngineDiedError.reason
     assert events[-1].error.metadata["signal"] == number.name
-    assert not psutil.pid_exists(status.engine_pid)
+    assert not psutil.pid_exists(engine.pid)
     await worker.load(plan)
     after = await paint(worker, PROMPT, model="emoji", seed=SEED, steps=4, side=SIDE)
     assert after.data == before.data

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import json
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -58,13 +58,20 @@ class WorkerServer:
         token: worker_pb2.FencingToken | None = None,
         after_sequence: int = 0,
         model: str = "rehearsal",
+        in_denoising: Callable[[], object] | None = None,
     ) -> list[worker_pb2.RunEvent]:
-        """Runs items to the end and returns all events but heartbeats."""
+        """Runs items to the end and returns all events but heartbeats; `in_denoising` is called once a step is done."""
         request = messages.WorkerServiceGenerateRequest(
             run_id=run_id, token=token, items=items, after_sequence=after_sequence, model=model
         )
-        events = [answer.event async for answer in self.stub.Generate(request, timeout=110)]
-        return [event for event in events if not event.HasField("heartbeat")]
+        events = []
+        async for answer in self.stub.Generate(request, timeout=110):
+            if not answer.event.HasField("heartbeat"):
+                events.append(answer.event)
+            if in_denoising is not None and answer.event.progress.phase == generation_pb2.PHASE_DENOISING:
+                in_denoising()
+                in_denoising = None
+        return events
 
     async def wait_for(self, *states: int, limit_s: float = 20.0) -> worker_pb2.WorkerStatus:
         """Polls the status until it is one of `states`."""
