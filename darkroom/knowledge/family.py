@@ -115,6 +115,7 @@ class Architecture:
 
     @property
     def is_vae(self) -> bool:
+        """Diffusers' classes of VAEs are all called so."""
         return ":Autoencoder" in self.class_name
 
 

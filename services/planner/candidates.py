@@ -55,6 +55,7 @@ class Candidate(NamedTuple):
 
     @property
     def demand(self) -> Demand:
+        """What it needs, stage by stage."""
         stages = stages_of(self.placement, self.weights, self.activations)
         return Demand(stages, self.overhead, self.host, self.required)
 

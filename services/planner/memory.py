@@ -34,6 +34,7 @@ class Supply:
 
     @functools.cached_property
     def budget(self) -> int:
+        """What may be planned with: total − foreign − reserve, never below 0."""
         return max(0, self.total - self.foreign - self.reserve)
 
     @functools.cached_property
@@ -43,6 +44,7 @@ class Supply:
 
     @property
     def is_known(self) -> bool:
+        """Tells whether the device told its memory."""
         return self.total > 0
 
 

@@ -63,6 +63,7 @@ class Weights(NamedTuple):
 
     @property
     def total(self) -> int:
+        """Of everything at rest."""
         return self.denoiser + self.text + self.companions
 
 

@@ -40,10 +40,12 @@ class Source(NamedTuple):
 
     @property
     def visits_dense(self) -> bool:
+        """Tells whether dense layers visit the device, to be quantised there."""
         return self.kind == QUANTISE
 
     @property
     def is_prequantised(self) -> bool:
+        """Tells whether denoisers are read from artifacts."""
         return bool(self.parts)
 
     @property
