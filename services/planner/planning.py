@@ -7,7 +7,7 @@ No clock, no socket, no state. Invariant: the same request and catalogue give th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from darkroom.knowledge import Catalogue
 from darkroom.rpc.errors import PlanRefusedError
@@ -64,9 +64,9 @@ def plan(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> plan
 
 
 def _choose(
-    found: Iterable[Candidate], question: Question, supply: Supply, sizes: Bytes
+    found: Iterator[Candidate], question: Question, supply: Supply, sizes: Bytes
 ) -> tuple[Candidate | None, Rejected]:
-    """Returns the first candidate that fits device, host and disk, and those before it."""
+    """Returns the first candidate that fits device, host and disk, and those before it; those behind stay in `found`."""
     rejected = Rejected()
     for candidate in found:
         lack = None
