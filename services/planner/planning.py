@@ -66,7 +66,7 @@ def plan(request: planner_service_pb2.PlanRequest, catalogue: Catalogue) -> plan
 def _choose(
     found: Iterator[Candidate], question: Question, supply: Supply, sizes: Bytes
 ) -> tuple[Candidate | None, Rejected]:
-    """Returns the first candidate that fits device, host and disk, and those before it; those behind stay in `found`."""
+    """Returns the first candidate that fits device, host and disk, and those before it; the others stay in `found`."""
     rejected = Rejected()
     for candidate in found:
         lack = None
