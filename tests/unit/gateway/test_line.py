@@ -138,6 +138,12 @@ async def test_once_its_engine_died_a_job_runs_with_no_other(jobs: Jobs) -> None
     assert sorted(alone) == [*ids[1:], fresh]
 
 
+async def test_jobs_of_one_place_in_line_go_in_the_order_of_their_arrival(jobs: Jobs) -> None:
+    ids = [await submit(jobs, f"tenant-{number}") for number in range(20)]
+    assert ids == sorted(ids)
+    assert [(await serve_one(jobs)).id for _ in ids] == ids
+
+
 async def test_a_tenants_jobs_keep_their_order(jobs: Jobs) -> None:
     ids = [await submit(jobs, "a") for _ in range(10)]
     assert [(await serve_one(jobs)).id for _ in ids] == ids
