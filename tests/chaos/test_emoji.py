@@ -120,7 +120,7 @@ async def test_pictures_of_a_batch_are_as_alone_though_one_is_cancelled_and_the_
     alone = [await scene.submit(prompt, steps=STEPS, seed=place) for place, prompt in enumerate(prompts)]
     await scene.finish(*alone)
     await scene.until_all_know_what_is_loaded()
-    holder = await scene.submit(PROMPT, steps=4)
+    holder = await scene.submit(PROMPT, steps=STEPS - 1)
     await scene.until_step(holder, 1)
     batch = [
         await scene.submit(prompt, steps=STEPS, seed=place) for place, prompt in enumerate([*prompts, "cancelled"])

@@ -11,6 +11,7 @@ from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
 from darkroom.client import Client, errors
+from darkroom.images import MAX_MESSAGE_BYTES
 from darkroom.v1 import generation_pb2, generation_service_pb2, generation_service_pb2_grpc
 from tests.integration.conftest import RunningStack
 
@@ -91,7 +92,7 @@ def test_garbage_is_invalid_argument(channel: grpc.Channel) -> None:
 
 def test_a_message_over_the_limit_is_resource_exhausted(channel: grpc.Channel) -> None:
     with pytest.raises(grpc.RpcError) as refused:
-        channel.unary_unary(SUBMIT)(bytes(5 * 2**20), timeout=CALL_S)
+        channel.unary_unary(SUBMIT)(bytes(MAX_MESSAGE_BYTES + 1), timeout=CALL_S)
     assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
